@@ -1,0 +1,1 @@
+"""Quantised matmul kernels, their dispatch, gate and calibration. Knows no model."""
