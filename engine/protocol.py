@@ -276,6 +276,8 @@ class Pulled(Event, frozen=True, tag="pulled"):
 
 
 class Models(Event, frozen=True, tag="models"):
+    """Answers `ListModels`: the demo pair, the Hugging Face cache, in this order."""
+
     models: list[ModelRow]
 
 
