@@ -1,6 +1,6 @@
-"""Folders that the engine keeps things in.
+"""Where the engine keeps things on this machine.
 
-`DSPARK_TUI_HOME`, where set, holds all of them; otherwise they are the platform's own places.
+`DSPARK_TUI_HOME` moves everything below one folder: tests and portable installs use it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,21 @@ APP = "dspark-tui"
 HOME_VARIABLE = "DSPARK_TUI_HOME"
 
 
-def _home() -> Path | None:
-    value = os.environ.get(HOME_VARIABLE)
-    return Path(value).expanduser().absolute() if value else None
+def _below(kind: str, default: str) -> Path:
+    home = os.environ.get(HOME_VARIABLE)
+    return Path(home).expanduser().absolute() / kind if home else Path(default)
 
 
 def cache_dir() -> Path:
-    """What can be fetched or made again: models, the renamed BLAS. Not created here."""
-    home = _home()
-    return home / "cache" if home else Path(platformdirs.user_cache_dir(APP))
+    """Fetched and converted models, calibration results. Not created here."""
+    return _below("cache", platformdirs.user_cache_dir(APP, appauthor=False))
 
 
 def log_dir() -> Path:
-    """Log files of the engine. Not created here."""
-    home = _home()
-    return home / "log" if home else Path(platformdirs.user_log_dir(APP))
+    """The engine's log. Not created here."""
+    return _below("log", platformdirs.user_log_dir(APP, appauthor=False))
 
 
 def runtime_dir() -> Path:
-    """Sockets and process ids, for this user only (the maker creates it with mode 0700)."""
-    home = _home()
-    return home / "run" if home else Path(platformdirs.user_runtime_dir(APP))
+    """Sockets of running engines. Not created here."""
+    return _below("run", platformdirs.user_runtime_dir(APP, appauthor=False))
