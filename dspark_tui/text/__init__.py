@@ -1,0 +1,1 @@
+"""Pure text work for the screens: nothing here imports textual."""
