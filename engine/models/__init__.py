@@ -1,0 +1,1 @@
+"""Finding, fetching and describing models; loading them is `target`'s work."""
