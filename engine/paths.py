@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
@@ -14,21 +16,25 @@ APP = "dspark-tui"
 HOME_VARIABLE = "DSPARK_TUI_HOME"
 
 
-def _below(kind: str, default: str) -> Path:
-    home = os.environ.get(HOME_VARIABLE)
-    return Path(home).expanduser().absolute() / kind if home else Path(default)
+def _below(kind: str, default: Callable[..., str]) -> Path:
+    if home := os.environ.get(HOME_VARIABLE):
+        return Path(home).expanduser().absolute() / kind
+    with warnings.catch_warnings():
+        # Without XDG_RUNTIME_DIR platformdirs warns on stderr and takes a folder in /tmp: fine for us.
+        warnings.simplefilter("ignore")
+        return Path(default(APP, appauthor=False))
 
 
 def cache_dir() -> Path:
-    """Fetched and converted models, calibration results. Not created here."""
-    return _below("cache", platformdirs.user_cache_dir(APP, appauthor=False))
+    """What can be fetched or made again: models, the renamed BLAS. Not created here."""
+    return _below("cache", platformdirs.user_cache_dir)
 
 
 def log_dir() -> Path:
     """The engine's log. Not created here."""
-    return _below("log", platformdirs.user_log_dir(APP, appauthor=False))
+    return _below("log", platformdirs.user_log_dir)
 
 
 def runtime_dir() -> Path:
-    """Sockets of running engines. Not created here."""
-    return _below("run", platformdirs.user_runtime_dir(APP, appauthor=False))
+    """Sockets, for this user only (the maker creates it with mode 0700). Not created here."""
+    return _below("run", platformdirs.user_runtime_dir)
