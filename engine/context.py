@@ -1,0 +1,63 @@
+"""Context rows: what the taps saw at committed positions, kept so that any drafter can start warm."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+WINDOW = 4096
+"""Newest positions that are kept. Published heads are trained on contexts of 4,096 tokens."""
+
+_COMPACT_AT = 64
+
+
+class ContextRows:
+    """Tap rows of the positions `base` to `length - 1`, `[*, taps * hidden]`, newest `window` of them."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self.window = window
+        self.base = 0
+        self.length = 0
+        self._chunks: list[mx.array] = []
+
+    def append(self, rows: mx.array) -> None:
+        """Add the rows `[n, width]` of the next `n` committed positions."""
+        self._chunks.append(rows)
+        self.length += rows.shape[0]
+        while self._chunks and self.length - self.base - self._chunks[0].shape[0] >= self.window:
+            self.base += self._chunks.pop(0).shape[0]
+        if len(self._chunks) > _COMPACT_AT:
+            merged = mx.concatenate(self._chunks)
+            mx.eval(merged)
+            self._chunks = [merged]
+
+    def since(self, position: int) -> tuple[int, mx.array | None]:
+        """`(start, rows)`: the kept rows from `position` on. `start` is above `position` when older rows
+        are gone; `rows` is None when there is none."""
+        start = max(position, self.base)
+        if start >= self.length:
+            return start, None
+        skip = start - self.base
+        wanted: list[mx.array] = []
+        for chunk in self._chunks:
+            if skip >= chunk.shape[0]:
+                skip -= chunk.shape[0]
+                continue
+            wanted.append(chunk[skip:] if skip else chunk)
+            skip = 0
+        return start, wanted[0] if len(wanted) == 1 else mx.concatenate(wanted)
+
+    def truncate(self, length: int) -> None:
+        """Forget the positions from `length` on."""
+        while self._chunks and self.length > length:
+            last = self._chunks.pop()
+            self.length -= last.shape[0]
+            keep = length - self.length
+            if keep > 0:
+                self._chunks.append(last[:keep])
+                self.length = length
+        if self.length > length or not self._chunks:
+            self.reset(length)
+
+    def reset(self, position: int = 0) -> None:
+        """Forget everything; the next row belongs to `position`."""
+        self._chunks, self.base, self.length = [], position, position

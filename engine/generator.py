@@ -1,0 +1,238 @@
+"""THE loop: draft, verify, accept, commit, for every drafter, greedy and sampled.
+
+Plain decoding is the drafter that drafts nothing. A round is: the drafter proposes a block after the
+anchor; the target runs anchor and drafts in one forward; the drafts that stand and the bonus token are
+committed; rejected rows leave the cache. Everything of a round is one lazy graph with one wait at its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+
+from dspark_tui.engine import verify
+from dspark_tui.engine.drafters.base import NOTHING, Proposal
+from dspark_tui.engine.precision import on_cpu
+from dspark_tui.engine.protocol import DrafterInfo, RoundStat, SwitchDrafter
+from dspark_tui.engine.reply import Reply
+from dspark_tui.engine.sampling import Sampler
+from dspark_tui.engine.session import Session
+from dspark_tui.engine.target import Forward
+
+CHUNK_CPU, CHUNK_GPU = 128, 512
+"""Prompt tokens a prefill step takes: small enough that a stop is heard within half a second."""
+
+_CLEAR_EVERY = 256
+"""Rounds between returning MLX's unused buffers, as mlx-lm does."""
+
+
+class Commands(Protocol):
+    """What the user wants while an answer runs (see `backend.Control`)."""
+
+    @property
+    def stop_requested(self) -> bool:
+        """End now, keeping the text."""
+        ...
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is anything to look at."""
+        ...
+
+    def take_switch(self) -> SwitchDrafter | None:
+        """The newest request to change the drafter, once."""
+        ...
+
+
+@dataclass(frozen=True)
+class PrefillStep:
+    """`done` of the prompt's tokens are in the cache."""
+
+    done: int
+
+
+@dataclass(frozen=True)
+class RoundStep:
+    """Tokens were committed. `stat` is None for the first token, which prefill gives."""
+
+    stat: RoundStat | None
+
+
+@dataclass(frozen=True)
+class SwitchStep:
+    """The drafter changed: by `command`, or by itself (None). `problem`: why a command was refused."""
+
+    command: SwitchDrafter | None
+    drafter: DrafterInfo
+    problem: Exception | None = None
+
+
+Step = PrefillStep | RoundStep | SwitchStep
+
+
+def generate(session: Session, reply: Reply, sampler: Sampler, commands: Commands) -> Iterator[Step]:
+    """Answer `reply.prompt`, filling `reply`, until it says a reason to end.
+
+    Also when the iterator is closed early, the session is left consistent: the cache holds committed
+    tokens only.
+    """
+    loop = _Loop(session, reply, sampler, commands)
+    try:
+        yield from loop.prefill()
+        while reply.reason is None:
+            yield from loop.obey()
+            if reply.reason is None:
+                yield from loop.round()
+    finally:
+        session.target.roll_back()
+        reply.text.finish()
+
+
+class _Loop:
+    def __init__(self, session: Session, reply: Reply, sampler: Sampler, commands: Commands) -> None:
+        self.session, self.reply, self.sampler, self.commands = session, reply, sampler, commands
+        self.target = session.target
+        # Plain decoding keeps one step in flight: the forward of a token that the host has not seen yet.
+        self.ahead: Forward | None = None
+
+    def obey(self) -> Iterator[Step]:
+        """Look at what the user wants."""
+        if self.commands.stop_requested:
+            self.reply.reason = "stopped"
+        while self.reply.reason is None and (command := self.commands.take_switch()) is not None:
+            problem: Exception | None = None
+            try:
+                self.session.select(command.drafter)
+            except Exception as error:  # the answer goes on with the present drafter whatever went wrong
+                problem = error
+            yield SwitchStep(command, self.session.info, problem)
+
+    # ------------------------------------------------------------------ prefill
+
+    def prefill(self) -> Iterator[Step]:
+        """Compute what the cache does not hold of the prompt, and draw the first token."""
+        reply, prompt = self.reply, self.reply.prompt
+        done = reply.reused = self.session.reuse(prompt)
+        yield PrefillStep(done)
+        size = CHUNK_CPU if on_cpu() else CHUNK_GPU
+        while done < len(prompt):
+            yield from self.obey()
+            if reply.reason is not None:
+                return
+            chunk = prompt[done : done + size]
+            forward = self.target.forward(mx.array(chunk, dtype=mx.uint32), last_only=True)
+            self._remember(forward.rows)
+            self.session.catch_up()
+            done += len(chunk)
+            pending = [self.target.state(), self.session.drafter.state(), forward.rows]
+            # Only the last chunk's logits are wanted; the others are never computed.
+            token = self.sampler.pick(forward.logits) if done == len(prompt) else None
+            mx.eval([a for a in (*pending, token) if a is not None])
+            self.target.commit(chunk)
+            yield PrefillStep(done)
+        reply.prefilled_at = time.perf_counter()
+        assert token is not None
+        reply.take([int(token.item())])
+        mx.clear_cache()
+        yield RoundStep(None)
+
+    # ------------------------------------------------------------------ a round
+
+    def round(self) -> Iterator[Step]:
+        """Draft, verify, accept, commit."""
+        begun = time.perf_counter()
+        reply, drafter = self.reply, self.session.drafter
+        proposal, fault = self._draft()
+        forward = self._verify(proposal)
+        outcome = self._accept(forward, proposal)
+        if proposal.k == 0:
+            self._run_ahead(outcome.bonus)
+        self._start(forward, outcome)
+        # An array that is being computed is waited for by reading it; mx.eval would wait for what was
+        # queued behind it as well.
+        drafts: list[int] = proposal.tokens.tolist()  # type: ignore[assignment]
+        drafted_at = time.perf_counter() if proposal.k else begun
+        accepted, bonus = int(outcome.accepted.item()), int(outcome.bonus.item())
+        verified_at = time.perf_counter()
+        if proposal.finite is not None and not proposal.finite.item():
+            fault, accepted = "its numbers overflowed", 0
+            bonus = int(self.sampler.pick(forward.logits[:1]).item())
+        anchor = reply.anchor
+        taken = reply.take([*drafts[:accepted], bonus])
+        kept = min(accepted, taken)
+        self._commit(forward, [anchor, *drafts[:kept]])
+        stat = RoundStat(
+            source=drafter.name if proposal.k else "none",
+            drafted=proposal.k,
+            accepted=kept,
+            committed=taken,
+            draft_ms=(drafted_at - begun) * 1e3,
+            verify_ms=(verified_at - drafted_at) * 1e3,
+            other_ms=(time.perf_counter() - verified_at) * 1e3,
+        )
+        reply.rounds.append(stat)
+        if len(reply.rounds) % _CLEAR_EVERY == 0:
+            mx.clear_cache()
+        yield RoundStep(stat)
+        if fault is not None:
+            reason = f"{drafter.name} failed ({fault}); decoding goes on without a drafter"
+            yield SwitchStep(None, self.session.fall_back(reason))
+
+    def _draft(self) -> tuple[Proposal, str | None]:
+        """The drafter's proposal, cut to what may still be committed, or nothing and what went wrong."""
+        drafter = self.session.drafter
+        # The bonus token takes one place of what remains.
+        k = min(drafter.drafts, self.reply.remaining - 1)
+        if k <= 0 or self.ahead is not None:
+            return NOTHING, None
+        try:
+            self.session.catch_up()
+            proposal = drafter.propose(self.reply.anchor, k, self.sampler)
+            mx.async_eval(proposal.tokens, proposal.finite)
+            return proposal, None
+        except (RuntimeError, ValueError) as error:
+            return NOTHING, " ".join(str(error).split())
+
+    def _verify(self, proposal: Proposal) -> Forward:
+        """The target's logits after the anchor and after every draft."""
+        if self.ahead is not None:
+            forward, self.ahead = self.ahead, None
+            return forward
+        anchor = mx.array([self.reply.anchor], dtype=mx.uint32)
+        if proposal.k == 0:
+            return self.target.forward(anchor)
+        return self.target.forward(mx.concatenate([anchor, proposal.tokens.astype(mx.uint32)]))
+
+    def _accept(self, forward: Forward, proposal: Proposal) -> verify.Outcome:
+        """Which drafts stand, and the bonus token."""
+        if self.sampler.greedy:
+            return verify.greedy(forward.logits, proposal.tokens)
+        p = self.sampler.probabilities(forward.logits)
+        return verify.sampled(p, proposal.tokens, proposal.q, self.sampler.draws)
+
+    def _run_ahead(self, bonus: mx.array) -> None:
+        """Start the next plain step before this one's token is known to the host."""
+        if self.session.drafter.drafts == 0 and self.reply.remaining > 1 and not self.commands.waiting:
+            mx.async_eval(bonus)
+            self.ahead = self.target.forward(bonus)
+
+    def _start(self, forward: Forward, outcome: verify.Outcome) -> None:
+        """Have everything of the round computed while the host reads the drafts."""
+        mx.async_eval(outcome.accepted, outcome.bonus, *(() if forward.rows is None else (forward.rows,)))
+        if self.ahead is not None:
+            mx.async_eval(self.ahead.logits)
+
+    def _commit(self, forward: Forward, tokens: list[int]) -> None:
+        """Keep the rows of `tokens` (anchor and accepted drafts); the rest of the block leaves the cache."""
+        self.target.commit(tokens)
+        self._remember(None if forward.rows is None else forward.rows[: len(tokens)])
+        if self.ahead is None:
+            self.target.roll_back()
+
+    def _remember(self, rows: mx.array | None) -> None:
+        if rows is not None:
+            self.session.rows.append(rows)

@@ -1,0 +1,57 @@
+"""Numerics per device: quantised on a GPU, float32 on the CPU.
+
+MLX's CPU backend multiplies quantised, bf16 and fp16 matrices one row at a time and imprecisely; float32
+goes through BLAS, where eight rows cost little more than one.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+
+def on_cpu() -> bool:
+    """Whether this thread computes on the CPU (no Metal, no CUDA)."""
+    return bool(mx.default_device() == mx.Device(mx.cpu))
+
+
+def drafter_dtype() -> mx.Dtype:
+    """Float32 on the CPU, else bf16: DFlash 2's residual stream overflows fp16 (specs: drafters, IV.1)."""
+    return mx.float32 if on_cpu() else mx.bfloat16
+
+
+def to_float32(module: nn.Module) -> None:
+    """Turn every quantised linear and embedding of `module` into a float32 one (scale x q + bias in
+    float32), and every other floating parameter into float32, in place and evaluated."""
+    replaced: list[tuple[str, nn.Module]] = []
+    for path, child in module.named_modules():
+        if not isinstance(child, nn.QuantizedLinear | nn.QuantizedEmbedding):
+            continue
+        biases = child.get("biases")
+        weight = mx.dequantize(
+            child.weight,
+            child.scales if biases is None else child.scales.astype(mx.float32),
+            None if biases is None else biases.astype(mx.float32),
+            group_size=child.group_size,
+            bits=child.bits,
+            mode=child.mode,
+        ).astype(mx.float32)
+        wide: nn.Module
+        if isinstance(child, nn.QuantizedLinear):
+            wide = nn.Linear(1, 1, bias="bias" in child)
+            if "bias" in child:
+                wide.bias = child.bias
+        else:
+            wide = nn.Embedding(1, 1)
+        wide.weight = weight
+        replaced.append((path, wide))
+    if replaced:
+        module.update_modules(tree_unflatten(replaced))
+    module.set_dtype(mx.float32)
+    mx.eval(module.parameters())
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Bytes of all parameters of `module` as they stand in memory."""
+    return sum(value.nbytes for _, value in tree_flatten(module.parameters()))

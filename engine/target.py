@@ -1,0 +1,159 @@
+"""A loaded target: forward with taps, rollback, and the tables that drafters borrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from dspark_tui.engine import rollback
+from dspark_tui.engine.protocol import ModelInfo
+from dspark_tui.engine.taps import Taps
+
+
+@dataclass(frozen=True)
+class Forward:
+    """`logits` `[n or 1, vocabulary]`, `rows` `[n, taps * hidden]` (None without taps). Lazy."""
+
+    logits: mx.array
+    rows: mx.array | None
+
+
+class _LastRow:
+    """Lets the head compute the last row only, for prompts: the head of a 2,000-token chunk costs more
+    than a layer. Works on the module that the head is, whatever the model does around it."""
+
+    def __init__(self, module: nn.Module, method: str) -> None:
+        self.active = False
+        base = type(module)
+        original = getattr(base, method)
+        gate = self
+
+        def call(this: Any, x: mx.array) -> Any:
+            return original(this, x[:, -1:] if gate.active and x.ndim == 3 else x)
+
+        module.__class__ = type(base.__name__, (base,), {method: call, "__module__": base.__module__})
+
+
+def _owner(model: nn.Module) -> nn.Module:
+    """The module that owns the embedding and the layers."""
+    for _, module in model.named_modules():
+        if "embed_tokens" in module and "layers" in module:
+            return module
+    raise ValueError("its modules are not named as mlx-lm names them (embed_tokens, layers)")
+
+
+class Target:
+    """A target with the cache of one sequence. All calls from the thread that made it."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any, info: ModelInfo) -> None:
+        """Wrap an mlx-lm model. Raises `ValueError` with words when its structure is not understood."""
+        self.model, self.tokenizer, self.info = model, tokenizer, info
+        inner = _owner(model)
+        self.layers: Sequence[nn.Module] = inner.layers
+        self._embedding: nn.Embedding = inner.embed_tokens
+        heads = [m for path, m in model.named_modules() if path.split(".")[-1] == "lm_head"]
+        self._head: nn.Module | None = heads[0] if heads else None
+        self._last_row = (
+            _LastRow(self._head, "__call__") if self._head else _LastRow(self._embedding, "as_linear")
+        )
+        self._taps = Taps(self.layers, ())
+        self.tokens: list[int] = []
+        """Tokens whose keys and values the cache holds."""
+        self._cache: list[Any] = make_prompt_cache(model)
+        self.vocabulary = int(self._embedding.weight.shape[0])
+        self.hidden_size = int(self.embed(mx.array([0])).shape[-1])
+
+    # ------------------------------------------------------------------ tables for drafters
+
+    def embed(self, ids: mx.array) -> mx.array:
+        """See `Tables.embed`."""
+        return self._embedding(ids)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """See `Tables.head`."""
+        table = self._embedding
+        hidden = hidden.astype(table.scales.dtype if "scales" in table else table.weight.dtype)
+        out: mx.array = self._head(hidden) if self._head is not None else table.as_linear(hidden)
+        return out
+
+    # ------------------------------------------------------------------ taps
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Tapped layers, in the order of the columns of `Forward.rows`."""
+        return self._taps.ids
+
+    def tap(self, ids: Sequence[int]) -> None:
+        """Record these layers from now on, instead of those before."""
+        self._taps.remove()
+        self._taps = Taps(self.layers, ids)
+
+    def columns(self, taps: Sequence[int]) -> mx.array | None:
+        """Indices that pick `taps` out of `Forward.rows`, or None when it is all of them in order."""
+        if tuple(taps) == self.taps:
+            return None
+        hidden = self.hidden_size
+        starts = [self.taps.index(t) * hidden for t in taps]
+        return mx.concatenate([mx.arange(s, s + hidden) for s in starts])
+
+    # ------------------------------------------------------------------ the sequence
+
+    @property
+    def length(self) -> int:
+        """Number of positions in the cache."""
+        return len(self.tokens) + self._ahead
+
+    _ahead = 0
+    """Positions in the cache whose tokens the host does not know yet (see `run_ahead`)."""
+
+    def cannot_roll_back(self) -> str | None:
+        """Why rejected tokens cannot be taken back on this target, or None when they can."""
+        return rollback.problem(self._cache)
+
+    def forward(self, tokens: mx.array, last_only: bool = False) -> Forward:
+        """Run `tokens` `[n]` at positions `length`, ... and add them to the cache. Lazy.
+
+        The caller says with `commit` which tokens they were. `last_only`: logits of the last row only.
+        """
+        self._last_row.active = last_only
+        try:
+            logits = self.model(tokens[None], cache=self._cache)[0]
+        finally:
+            self._last_row.active = False
+        self._ahead += int(tokens.shape[0])
+        return Forward(logits[-1:] if last_only else logits, self._taps.take())
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Name the first rows that `forward` added and no `commit` has named yet."""
+        self.tokens.extend(tokens)
+        self._ahead -= len(tokens)
+
+    def roll_back(self) -> None:
+        """Take every row out of the cache that is not committed."""
+        if self._ahead:
+            rollback.truncate(self._cache, len(self.tokens))
+            self._ahead = 0
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` committed positions; starts over when the cache cannot do that."""
+        if length >= len(self.tokens) and not self._ahead:
+            return
+        if length == 0 or self.cannot_roll_back():
+            self.reset()
+            return
+        rollback.truncate(self._cache, length)
+        self.tokens, self._ahead = self.tokens[:length], 0
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        self.tokens, self._ahead = [], 0
+        self._cache = make_prompt_cache(self.model)
+
+    def state(self) -> list[Any]:
+        """The cache's arrays, to evaluate."""
+        return [layer.state for layer in self._cache]
