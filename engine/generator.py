@@ -151,11 +151,7 @@ class _Loop:
         outcome = self._accept(forward, proposal)
         if proposal.k == 0:
             self._run_ahead(outcome.bonus)
-        self._start(forward, outcome)
-        # An array that is being computed is waited for by reading it; mx.eval would wait for what was
-        # queued behind it as well.
-        drafts: list[int] = proposal.tokens.tolist()  # type: ignore[assignment]
-        drafted_at = time.perf_counter() if proposal.k else begun
+        drafts, drafted_at = self._wait_for_draft(begun, proposal, forward, outcome)
         accepted, bonus = int(outcome.accepted.item()), int(outcome.bonus.item())
         verified_at = time.perf_counter()
         if proposal.finite is not None and not proposal.finite.item():
@@ -220,11 +216,25 @@ class _Loop:
             mx.async_eval(bonus)
             self.ahead = self.target.forward(bonus)
 
-    def _start(self, forward: Forward, outcome: verify.Outcome) -> None:
-        """Have everything of the round computed while the host reads the drafts."""
-        mx.async_eval(outcome.accepted, outcome.bonus, *(() if forward.rows is None else (forward.rows,)))
-        if self.ahead is not None:
-            mx.async_eval(self.ahead.logits)
+    def _wait_for_draft(
+        self, begun: float, proposal: Proposal, forward: Forward, outcome: verify.Outcome
+    ) -> tuple[list[int], float]:
+        """Start the rest of the round and read the drafts; when they were there."""
+
+        def start() -> None:
+            mx.async_eval(outcome.accepted, outcome.bonus, *(() if forward.rows is None else (forward.rows,)))
+            if self.ahead is not None:
+                mx.async_eval(self.ahead.logits)
+
+        # A GPU gets the verify forward before the draft is read, so it never idles. On the CPU async_eval
+        # itself waits for most of what it is given, and would hide when the draft was ready.
+        if not on_cpu():
+            start()
+        drafts: list[int] = proposal.tokens.tolist()  # type: ignore[assignment]
+        drafted_at = time.perf_counter() if proposal.k else begun
+        if on_cpu():
+            start()
+        return drafts, drafted_at
 
     def _commit(self, forward: Forward, tokens: list[int]) -> None:
         """Keep the rows of `tokens` (anchor and accepted drafts); the rest of the block leaves the cache."""
