@@ -18,6 +18,7 @@ Bytes = Callable[[int, int], None]
 _POLL_SECONDS = 0.1
 _NO_NETWORK = (
     "connection broken",
+    "connection error:",
     "connecttimeout",
     "failed to establish a new connection",
     "max retries exceeded",
@@ -39,7 +40,7 @@ def has_pip() -> bool:
 
 def pip_command(requirement: str, folder: Path) -> list[str]:
     """The download of one wheel without what it depends on; the user's pip configuration applies."""
-    pip = [sys.executable, "-P", "-m", "pip", "download"]
+    pip = [sys.executable, "-P", "-m", "pip", "download", "-vv"]  # else it hides why an index failed
     options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
     return [*pip, *options, "--progress-bar", "off", "--dest", str(folder), requirement]
 
