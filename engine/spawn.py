@@ -48,6 +48,7 @@ async def spawn(fake: Path | None = None) -> Spawned:
         log_path, log = _open_log()
         # -P: a folder or file in the current directory must not shadow a module of the engine.
         arguments = ["-P", "-m", "dspark_tui.engine.host", "--socket", str(path), "--log", str(log_path)]
+        arguments.append("--remove-folder")
         if fake is not None:
             arguments += ["--fake", str(fake)]
         try:

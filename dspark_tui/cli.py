@@ -1,0 +1,252 @@
+"""Arguments and subcommands.
+
+Nothing heavy is imported before a subcommand is chosen and its arguments are right: `--version`, `--help`
+and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from dspark_tui import __version__
+
+DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 130
+"""Exit codes."""
+
+METHODS = ("none", "dspark", "dflash", "dflash2")
+DEMO = "demo"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one sentence for a mistake instead of a page."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say it and end with exit code 2."""
+        end = "" if message.endswith((".", "?")) else "."
+        self.exit(USAGE, f"{self.prog}: {message}{end} See {self.prog} --help.\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `dspark-tui`. Returns the exit code."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    try:
+        return _dispatch(options)
+    except UsageError as error:
+        print(f"dspark-tui: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        return STOPPED
+
+
+class UsageError(Exception):
+    """A request that cannot be right; the text is the sentence for the user."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All arguments and subcommands."""
+    parser = Parser(
+        prog="dspark-tui",
+        description="Chat with a local language model, made fast by speculative decoding.",
+    )
+    parser.add_argument("--version", action="version", version=f"dspark-tui {__version__}")
+    _model_options(parser, None)
+    commands = parser.add_subparsers(
+        title="subcommands", dest="command", metavar="COMMAND", description="without one, the chat opens"
+    )
+    _add_run(commands)
+    _add_models(commands)
+    return parser
+
+
+def _model_options(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """The options that the chat and `run` share. Subcommands leave unset what was given before them."""
+    parser.add_argument(
+        "-m",
+        "--model",
+        default=default,
+        metavar="MODEL",
+        help="a folder, a repository in the Hugging Face cache, or demo",
+    )
+    parser.add_argument(
+        "--demo",
+        action="store_true",
+        default=False if default is None else default,
+        help="the small demo model (same as -m demo)",
+    )
+    parser.add_argument(
+        "-d",
+        "--drafter",
+        default=default,
+        metavar="DRAFTER",
+        help=f"{', '.join(METHODS)}, or a drafter's name or folder; without it the best one known",
+    )
+    _fake_option(parser, default)
+
+
+def _fake_option(parser: argparse.ArgumentParser, default: str | None) -> None:
+    parser.add_argument(
+        "--fake",
+        type=Path,
+        default=default,
+        metavar="SCRIPT",
+        help="follow a script instead of running a model (docs/fake-engine.md)",
+    )
+
+
+def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
+    run = commands.add_parser(
+        "run",
+        help="answer one prompt on stdout",
+        description="Answer one prompt. The answer goes to stdout, everything else to stderr.",
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong use, 130 stopped.",
+    )
+    _model_options(run, argparse.SUPPRESS)
+    run.add_argument(
+        "--max-tokens",
+        type=_whole(1, "a whole number from 1"),
+        metavar="N",
+        help="end after N tokens; without it at the model's context",
+    )
+    run.add_argument("--temperature", type=_number, default=0.0, metavar="T", help="0 (default, greedy) to 2")
+    run.add_argument(
+        "--top-p",
+        type=_number,
+        default=1.0,
+        metavar="P",
+        help="keep the likeliest tokens of this mass, up to 1",
+    )
+    run.add_argument(
+        "--top-k",
+        type=_whole(0, "a whole number, 0 to keep every token"),
+        default=0,
+        metavar="K",
+        help="keep the K likeliest tokens",
+    )
+    run.add_argument(
+        "--seed",
+        type=_whole(0, "a whole number from 0"),
+        metavar="S",
+        help="make sampling repeatable",
+    )
+    run.add_argument("--system", metavar="TEXT", help="a system prompt")
+    run.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    run.add_argument("--rounds", action="store_true", help="tell every round (in the JSON, or on stderr)")
+    run.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - or a pipe reads stdin")
+
+
+def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:
+    models = commands.add_parser(
+        "models", help="list and fetch models", description="Models on this machine."
+    )
+    actions = models.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="what is here", description="List the models on this machine.")
+    listing.add_argument("--json", action="store_true", help="print one JSON object")
+    _fake_option(listing, argparse.SUPPRESS)
+    pull = actions.add_parser("pull", help="fetch a model", description="Fetch a model to this machine.")
+    pull.add_argument("model", metavar="MODEL", help="demo, or a repository on Hugging Face")
+    _fake_option(pull, argparse.SUPPRESS)
+
+
+def _whole(low: int, what: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low:
+            raise argparse.ArgumentTypeError(f"is {text!r}; give {what}")
+        return value
+
+    return parse
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"is {text!r}; give a number")
+    return value
+
+
+def _dispatch(options: argparse.Namespace) -> int:
+    fake: Path | None = options.fake
+    if fake is not None and not fake.is_file():
+        raise UsageError(f"There is no script {fake}; give a TOML file (docs/fake-engine.md).")
+    if options.command == "models":
+        from dspark_tui import models_command
+
+        if options.action == "list":
+            return models_command.list_models(as_json=options.json, fake=fake)
+        return models_command.pull(options.model, fake=fake)
+    if options.demo and options.model is not None:
+        raise UsageError("--demo is a model already; give either --demo or -m.")
+    model: str | None = DEMO if options.demo else options.model
+    if model is None and fake is not None:
+        model = DEMO
+    if model is not None and not model.strip():
+        raise UsageError(
+            "The model is empty; give a folder, a repository in the Hugging Face cache, or demo."
+        )
+    _check_drafter(options.drafter)
+    if options.command == "run":
+        return _run(options, model, fake)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("The chat needs a terminal; use dspark-tui run in pipes and scripts.")
+    from dspark_tui import app
+
+    return app.run(model, options.drafter, fake)
+
+
+def _check_drafter(drafter: str | None) -> None:
+    if drafter is None:
+        return
+    folder = drafter.startswith(("/", "./", "../", "~"))
+    if folder and not Path(drafter).expanduser().is_dir():
+        raise UsageError(
+            f"There is no drafter folder {drafter}; give {', '.join(METHODS)}, a name or a folder."
+        )
+    if not folder and (not drafter or any(sign.isspace() or not sign.isprintable() for sign in drafter)):
+        raise UsageError(
+            f"{drafter!r} is no drafter; give {', '.join(METHODS)}, or a drafter's name or folder."
+        )
+
+
+def _run(options: argparse.Namespace, model: str | None, fake: Path | None) -> int:
+    if model is None:
+        raise UsageError(
+            "Say which model: --demo for the small demo model, or -m with a folder or repository."
+        )
+    from dspark_tui.engine.protocol import Message, Sampling
+
+    sampling = Sampling(options.temperature, options.top_p, options.top_k, options.seed)
+    if problem := sampling.problem():
+        raise UsageError(problem[0].upper() + problem[1:])
+    from dspark_tui import headless
+
+    prompt = options.prompt
+    if prompt is None and sys.stdin.isatty():
+        raise UsageError("Give a prompt, or pipe one in.")
+    if prompt is None or prompt == "-":
+        prompt = headless.read_prompt()
+    if not prompt.strip():
+        raise UsageError("The prompt is empty; give some text.")
+    messages = [Message("system", options.system)] if options.system else []
+    request = headless.Request(
+        model=model,
+        drafter=options.drafter,
+        messages=[*messages, Message("user", prompt)],
+        sampling=sampling,
+        max_tokens=options.max_tokens,
+        as_json=options.json,
+        rounds=options.rounds,
+        fake=fake,
+    )
+    return headless.run(request)
