@@ -1,0 +1,150 @@
+"""From a model folder to a session: target, taps, and the drafters that fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.utils import load_model, load_tokenizer
+
+from dspark_tui.engine.drafters import checkpoint
+from dspark_tui.engine.drafters.base import Drafter
+from dspark_tui.engine.drafters.checkpoint import Checkpoint, CheckpointError
+from dspark_tui.engine.models.errors import ModelError
+from dspark_tui.engine.models.folder import weight_bytes as stored_bytes
+from dspark_tui.engine.models.pairs import KnownDrafter, known_drafters
+from dspark_tui.engine.models.resolve import ResolvedModel
+from dspark_tui.engine.precision import on_cpu, to_float32, weight_bytes
+from dspark_tui.engine.protocol import DrafterInfo, ModelInfo, Stage
+from dspark_tui.engine.session import Candidate, Session
+from dspark_tui.engine.target import Target
+
+Report = Callable[[Stage, int, int, str], None]
+CONTEXT_IF_UNSAID = 4096
+"""Context of a model whose config.json names none."""
+
+
+def load_target(model: ResolvedModel, report: Report) -> tuple[Target, dict[str, Any]]:
+    """Load the target in folder `model.path` and its config. Float32 on the CPU, else as stored.
+
+    Raises ModelError with one sentence. Code that the folder carries is never run.
+    """
+    total = stored_bytes(model.path)
+    report("read", 0, total, "bytes")
+    try:
+        module, config = load_model(model.path, lazy=True)
+        stored = _stored_precision(config)
+        if on_cpu():
+            to_float32(module)
+        else:
+            mx.eval(module.parameters())
+        tokenizer = load_tokenizer(model.path, eos_token_ids=_ends(config))
+        info = ModelInfo(
+            name=model.name,
+            path=str(model.path),
+            architecture=str(config.get("model_type", "unknown")),
+            precision=f"float32 (from {stored})" if on_cpu() and stored != "float32" else stored,
+            context=_context(config),
+            weight_bytes=weight_bytes(module),
+        )
+        target = Target(module, tokenizer, info)
+    except Exception as error:  # mlx-lm, tokenizers and broken files raise anything at all
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ModelError(f"{model.name} could not be loaded: {reason}") from error
+    report("read", total, total, "bytes")
+    return target, config
+
+
+def _ends(config: dict[str, Any]) -> list[int] | None:
+    ends = config.get("eos_token_id")
+    return [ends] if isinstance(ends, int) else ends
+
+
+def _context(config: dict[str, Any]) -> int:
+    for place in (config, config.get("text_config") or {}):
+        if isinstance(value := place.get("max_position_embeddings"), int) and value > 0:
+            return value
+    return CONTEXT_IF_UNSAID
+
+
+def _stored_precision(config: dict[str, Any]) -> str:
+    quantization = config.get("quantization")
+    if isinstance(quantization, dict) and "bits" in quantization:
+        return f"{quantization['bits']}-bit"
+    text = config.get("text_config") or {}
+    return str(config.get("torch_dtype") or config.get("dtype") or text.get("dtype") or "unknown precision")
+
+
+def make_session(target: Target, config: dict[str, Any], wanted: str | None) -> tuple[Session, str]:
+    """A session with every drafter known for the target, and the name of the one to start with.
+
+    `wanted` None means the best usable one; it may be a folder. Raises `UnknownDrafter` or ModelError.
+    """
+    known = known_drafters(config)
+    if wanted is not None and (folder := Path(wanted).expanduser()).is_dir():
+        try:
+            found = checkpoint.inspect(folder)
+        except CheckpointError as error:
+            raise ModelError(str(error), "usage") from error
+        known.insert(0, KnownDrafter(folder.absolute().name, found.method, folder))
+        wanted = folder.absolute().name
+    session = Session(target, [_candidate(drafter, target) for drafter in known])
+    probe(target)
+    if wanted is not None:
+        return session, session.find(wanted)
+    usable = [c.info.name for c in session.candidates.values() if c.info.usable]
+    return session, usable[0] if usable else "none"
+
+
+def _candidate(known: KnownDrafter, target: Target) -> Candidate:
+    reason = target.cannot_roll_back()
+    try:
+        found = checkpoint.inspect(known.path)
+    except CheckpointError as error:
+        info = DrafterInfo(known.name, known.method, usable=False, reason=str(error).rstrip("."))
+        return Candidate(info, (), _refuse(str(error)))
+    reason = reason or checkpoint.misfit(found, target, len(target.layers))
+    info = DrafterInfo(
+        name=known.name,
+        method=found.method,
+        drafts=found.drafts,
+        weight_bytes=found.weight_bytes,
+        usable=reason is None,
+        reason=reason or "",
+    )
+    return Candidate(info, found.config.taps, _load(found, known.name, target))
+
+
+def _load(found: Checkpoint, name: str, target: Target) -> Callable[[], Drafter]:
+    return lambda: checkpoint.load(found, name, target)
+
+
+def _refuse(reason: str) -> Callable[[], Drafter]:
+    def refuse() -> Drafter:
+        raise CheckpointError(reason)
+
+    return refuse
+
+
+def probe(target: Target) -> None:
+    """One tiny forward: it warms the kernels up and proves that logits and taps have the shapes that the
+    loop relies on. Raises ModelError when they have not."""
+    ids = mx.zeros((2,), dtype=mx.uint32)
+    try:
+        full, last = target.forward(ids), target.forward(ids, last_only=True)
+        mx.eval(full.logits, last.logits, [f.rows for f in (full, last) if f.rows is not None])
+    finally:
+        target.reset()
+    width = len(target.taps) * target.hidden_size
+    seen: Sequence[Any] = (
+        full.logits.shape,
+        last.logits.shape,
+        full.rows.shape if full.rows is not None else (2, 0),
+    )
+    if seen[0] != (2, target.vocabulary) or seen[1] != (1, target.vocabulary) or seen[2] != (2, width):
+        raise ModelError(
+            f"{target.info.name} cannot be used: its forward gives logits of shape {seen[0]} and taps of "
+            f"shape {seen[2]}, {(2, target.vocabulary)} and {(2, width)} were expected."
+        )
