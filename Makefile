@@ -34,7 +34,7 @@ types: $(VENV)/installed-dev tree  ## strict type check
 	$(BIN)/mypy tools
 
 imports: $(VENV)/installed-dev tree  ## which part may import which
-	cd $(TREE) && $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml
+	cd $(TREE) && $(CURDIR)/$(BIN)/lint-imports --no-logo --no-cache $(CURDIR)/pyproject.toml
 
 unit: $(VENV)/installed-dev  ## the tests alone (PYTEST=... passes options)
 	$(BIN)/python -m pytest $(PYTEST)
