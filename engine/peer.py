@@ -7,6 +7,7 @@ import struct
 import sys
 from typing import Protocol
 
+_SO_PEERCRED = 17
 _LOCAL_PEERCRED = 1
 _SOL_LOCAL = 0
 
@@ -22,7 +23,7 @@ class HasOptions(Protocol):
 def peer_uid(connection: HasOptions) -> int:
     """The user id of the process at the other end. Raises OSError when the system does not tell."""
     if sys.platform == "linux":
-        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        data = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERCRED, struct.calcsize("3i"))
         _pid, uid, _gid = struct.unpack("3i", data)
     else:
         # macOS and the BSDs: struct xucred starts with its version and the user id.
