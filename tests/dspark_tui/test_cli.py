@@ -1,0 +1,181 @@
+"""Arguments: what is right, what is wrong and how that is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dspark_tui import __version__, cli, headless
+from dspark_tui.engine.protocol import Message, Sampling
+
+SCRIPT = Path(__file__).parents[1] / "data" / "fake" / "hello.toml"
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[headless.Request]:
+    """What `run` was asked to do; nothing is started."""
+    seen: list[headless.Request] = []
+
+    def record(request: headless.Request) -> int:
+        seen.append(request)
+        return 0
+
+    monkeypatch.setattr(headless, "run", record)
+    return seen
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """The exit code and stderr of a command line that must print nothing on stdout."""
+
+    def call(*arguments: str) -> tuple[int, str]:
+        try:
+            code = cli.main(arguments)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        assert out == ""
+        return code, err
+
+    return call
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"dspark-tui {__version__}\n"
+
+
+def test_run_with_everything(requests: list[headless.Request]) -> None:
+    line = (
+        "run -m some/model -d dflash2 --max-tokens 7 --temperature 0.5 --top-p 0.9 --top-k 3 --seed 11 --json"
+    )
+    assert cli.main([*line.split(), "--rounds", "--system", "Be short.", "hi there"]) == 0
+    assert requests == [
+        headless.Request(
+            model="some/model",
+            drafter="dflash2",
+            messages=[Message("system", "Be short."), Message("user", "hi there")],
+            sampling=Sampling(0.5, 0.9, 3, 11),
+            max_tokens=7,
+            as_json=True,
+            rounds=True,
+            fake=None,
+        )
+    ]
+
+
+def test_run_with_nothing_is_greedy_and_adds_no_system_prompt(requests: list[headless.Request]) -> None:
+    cli.main(["run", "--demo", "hi"])
+    (request,) = requests
+    assert request.model == "demo"
+    assert request.drafter is None
+    assert request.messages == [Message("user", "hi")]
+    assert request.sampling == Sampling(0.0, 1.0, 0, None)
+    assert (request.max_tokens, request.as_json, request.rounds) == (None, False, False)
+
+
+def test_options_may_come_before_the_subcommand(requests: list[headless.Request]) -> None:
+    cli.main(["-m", "x", "-d", "none", "run", "hi"])
+    assert (requests[0].model, requests[0].drafter) == ("x", "none")
+
+
+def test_a_fake_engine_needs_no_model(requests: list[headless.Request]) -> None:
+    cli.main(["run", "--fake", str(SCRIPT), "hi"])
+    assert (requests[0].model, requests[0].fake) == ("demo", SCRIPT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["run", "hi"],
+            "dspark-tui: Say which model: --demo for the small demo model, or -m with a folder "
+            "or repository.\n",
+        ),
+        (["run", "--demo", ""], "dspark-tui: The prompt is empty; give some text.\n"),
+        (["run", "--demo", " \n "], "dspark-tui: The prompt is empty; give some text.\n"),
+        (
+            ["run", "--demo", "-m", "x", "hi"],
+            "dspark-tui: --demo is a model already; give either --demo or -m.\n",
+        ),
+        (
+            ["run", "-m", " ", "hi"],
+            "dspark-tui: The model is empty; give a folder, a repository in the Hugging Face cache, "
+            "or demo.\n",
+        ),
+        (
+            ["run", "--demo", "--temperature", "3", "hi"],
+            "dspark-tui: Temperature is 3; give a number from 0 (greedy) to 2.\n",
+        ),
+        (
+            ["run", "--demo", "--temperature", "-0.1", "hi"],
+            "dspark-tui: Temperature is -0.1; give a number from 0 (greedy) to 2.\n",
+        ),
+        (
+            ["run", "--demo", "--temperature", "warm", "hi"],
+            "dspark-tui run: argument --temperature: is 'warm'; give a number. See dspark-tui run --help.\n",
+        ),
+        (
+            ["run", "--demo", "--temperature", "nan", "hi"],
+            "dspark-tui run: argument --temperature: is 'nan'; give a number. See dspark-tui run --help.\n",
+        ),
+        (
+            ["run", "--demo", "--top-p", "0", "hi"],
+            "dspark-tui: Top-p is 0; give a number above 0 and up to 1 (1 keeps every token).\n",
+        ),
+        (
+            ["run", "--demo", "--top-k", "-1", "hi"],
+            "dspark-tui run: argument --top-k: is '-1'; give a whole number, 0 to keep every token. "
+            "See dspark-tui run --help.\n",
+        ),
+        (
+            ["run", "--demo", "--max-tokens", "0", "hi"],
+            "dspark-tui run: argument --max-tokens: is '0'; give a whole number from 1. "
+            "See dspark-tui run --help.\n",
+        ),
+        (
+            ["run", "--demo", "--seed", str(2**63), "hi"],
+            f"dspark-tui: Seed is {2**63}; give a whole number from 0 to 2^63 - 1.\n",
+        ),
+        (
+            ["run", "--demo", "-d", "two words", "hi"],
+            "dspark-tui: 'two words' is no drafter; give none, dspark, dflash, dflash2, or a drafter's name "
+            "or folder.\n",
+        ),
+        (
+            ["run", "--demo", "-d", "", "hi"],
+            "dspark-tui: '' is no drafter; give none, dspark, dflash, dflash2, or a drafter's name "
+            "or folder.\n",
+        ),
+        (
+            ["run", "--demo", "-d", "/nowhere/at/all", "hi"],
+            "dspark-tui: There is no drafter folder /nowhere/at/all; give none, dspark, dflash, dflash2, "
+            "a name or a folder.\n",
+        ),
+        (
+            ["run", "--fake", "/nowhere.toml", "hi"],
+            "dspark-tui: There is no script /nowhere.toml; give a TOML file (docs/fake-engine.md).\n",
+        ),
+        (["--demo"], "dspark-tui: The chat needs a terminal; use dspark-tui run in pipes and scripts.\n"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str], sentence: str, said: Callable[..., tuple[int, str]]
+) -> None:
+    assert said(*arguments) == (2, sentence)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["walk"], ["run", "--demo", "one", "two"], ["models"], ["models", "eat"], ["--colour"]]
+)
+def test_what_argparse_refuses_is_one_line(
+    arguments: list[str], said: Callable[..., tuple[int, str]]
+) -> None:
+    code, err = said(*arguments)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert err.endswith("--help.\n")
