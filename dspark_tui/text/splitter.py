@@ -18,7 +18,8 @@ _BLANK = re.compile(r"[ \t]*\n?\Z")
 _FENCE = re.compile(r"(?P<indent> {0,3})(?P<mark>`{3,}(?=[^`\n]*$)|~{3,})", re.MULTILINE)
 _INNER_FENCE = re.compile(r" *(?P<mark>`{3,}(?=[^`\n]*$)|~{3,})", re.MULTILINE)
 _ITEM = re.compile(
-    r"(?P<indent> {0,3})(?P<mark>[-+*]|(?P<number>\d{1,9})(?P<delimiter>[.)]))(?P<pad> +|(?=\n|\Z))(?P<text>[^\n]*)"
+    r"(?P<indent> {0,3})(?P<mark>[-+*]|(?P<number>\d{1,9})(?P<delimiter>[.)]))"
+    r"(?P<pad> +|(?=\n|\Z))(?P<text>[^\n]*)"
 )
 _RULE = re.compile(r" {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}\n?\Z")
 _HEADING = re.compile(r" {0,3}#{1,6}(?:[ \t]|\n|\Z)")
@@ -192,15 +193,16 @@ class Splitter:
         if item:
             kind = item["delimiter"] or item["mark"]
             if kind != state.kind:
-                if paragraph and not self._blank_before and not self._may_interrupt(item):
-                    self._lines.append(line)
-                    return True
                 self._cut()
                 return False
             self._next_item(state, item)
             self._lines.append(line)
             return True
-        if self._blank_before or not paragraph or any(rule.match(line) for rule in (_RULE, _HEADING, _QUOTE, _FENCE)):
+        if (
+            self._blank_before
+            or not paragraph
+            or any(rule.match(line) for rule in (_RULE, _HEADING, _QUOTE, _FENCE))
+        ):
             self._cut()
             return False
         self._lines.append(line)

@@ -13,7 +13,9 @@ PARSER = MarkdownIt("gfm-like", {"html": False})
 
 
 def tokens(text: str) -> list[Any]:
-    return [(t.type, t.tag, t.content, t.info if t.type == "fence" else "", t.level) for t in PARSER.parse(text)]
+    return [
+        (t.type, t.tag, t.content, t.info if t.type == "fence" else "", t.level) for t in PARSER.parse(text)
+    ]
 
 
 def joined_tokens(blocks: list[Block]) -> list[Any]:
@@ -38,8 +40,41 @@ def pieces_of(text: str, data: st.DataObject) -> list[str]:
 
 
 LINES = st.sampled_from(
-    """|text|more text|# head|===|---|- a|- b|* c|+ d|1. one|2. two|3) three|10. ten|   inner|  in|    deep
-      - nested|```|```py|~~~|   ```|> quote|a | b|--- | ---|    code|\tcode|-|1.|- ```js|[x]: http://a|***""".split("|")
+    [
+        "",
+        "text",
+        "more text",
+        "# head",
+        "===",
+        "---",
+        "- a",
+        "- b",
+        "* c",
+        "+ d",
+        "1. one",
+        "2. two",
+        "3) three",
+        "10. ten",
+        "   inner",
+        "  in",
+        "    deep\n      - nested",
+        "```",
+        "```py",
+        "~~~",
+        "   ```",
+        "> quote",
+        "a ",
+        " b",
+        "--- ",
+        " ---",
+        "    code",
+        "\tcode",
+        "-",
+        "1.",
+        "- ```js",
+        "[x]: http://a",
+        "***",
+    ]
 )
 SOUP = st.lists(LINES, max_size=30).map(lambda lines: "\n".join(lines))
 
@@ -59,9 +94,13 @@ def test_chunks_do_not_matter_and_nothing_is_lost(text: str, data: st.DataObject
     assert "".join(block.text for block in closed) == text
 
 
-WORD = st.sampled_from("the drafter proposes eight tokens *one* `pass` **bold** [l](http://x)".split())
+WORD = st.sampled_from(
+    ["the", "drafter", "proposes", "eight", "tokens", "*one*", "`pass`", "**bold**", "[l](http://x)"]
+)
 SENTENCE = st.lists(WORD, min_size=1, max_size=6).map(" ".join)
-CODE = st.lists(st.sampled_from(["def f():", "    return 1", "", "- not a list", "# no head"]), min_size=1, max_size=5)
+CODE = st.lists(
+    st.sampled_from(["def f():", "    return 1", "", "- not a list", "# no head"]), min_size=1, max_size=5
+)
 
 
 @st.composite

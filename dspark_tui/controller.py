@@ -1,0 +1,471 @@
+"""What happens between the screen and the engine: loading, the queue of prompts, answers, drafters, loss.
+
+The controller owns the conversation and an immutable `Facts`; a `View` is told what changed and draws it.
+Everything runs on one event loop. Nothing here imports textual.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+from dspark_tui.conversation import Answer, AnswerState, Conversation, Exchange, Facts, LoadFacts, Phase
+from dspark_tui.engine.client import EngineError, EngineFailure, EngineGone
+from dspark_tui.engine.protocol import (
+    AnyEvent,
+    DrafterChanged,
+    DrafterInfo,
+    Finished,
+    FinishReason,
+    Loaded,
+    Message,
+    ModelRow,
+    Notice,
+    Prefill,
+    Progress,
+    Rounds,
+    Sampling,
+    Text,
+)
+from dspark_tui.metrics import Baselines, Meter, Snapshot
+
+Severity: TypeAlias = Literal["information", "warning", "error"]
+
+DEMO = "demo"
+GET_DEMO = (
+    "The demo model is not on this machine: get it with `dspark-tui models pull demo`, or choose with F3."
+)
+
+_END_STATES: dict[FinishReason, AnswerState] = {
+    "stop": AnswerState.DONE,
+    "length": AnswerState.LENGTH,
+    "stopped": AnswerState.STOPPED,
+    "error": AnswerState.FAILED,
+}
+
+
+class EngineLike(Protocol):
+    """The part of `dspark_tui.engine.client.Engine` that the terminal program uses."""
+
+    on_event: Callable[[AnyEvent], None] | None
+    on_gone: Callable[[str], None] | None
+
+    async def load(
+        self, model: str, drafter: str | None = None, on_progress: Callable[[Progress], None] | None = None
+    ) -> Loaded:
+        """Load a target and a drafter."""
+
+    async def models(self) -> list[ModelRow]:
+        """The targets on this machine."""
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        sampling: Sampling | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        rounds: bool = False,
+        answer: str | None = None,
+    ) -> AsyncIterator[AnyEvent]:
+        """Events of one answer."""
+
+    async def switch_drafter(self, drafter: str) -> DrafterInfo:
+        """Change the drafter."""
+
+    async def stop(self, answer: str) -> None:
+        """End an answer."""
+
+    async def close(self) -> None:
+        """End the engine."""
+
+
+StartEngine: TypeAlias = Callable[[], Awaitable[EngineLike]]
+
+
+class View(Protocol):
+    """What the controller needs from the screen. All calls come on the event loop."""
+
+    def facts_changed(self) -> None:
+        """`Controller.facts` is a new object."""
+
+    def exchange_added(self, exchange: Exchange) -> None:
+        """A prompt was taken."""
+
+    def answer_changed(self, exchange: Exchange) -> None:
+        """State or marks of an answer changed (also at its end)."""
+
+    def text_arrived(self, exchange: Exchange) -> None:
+        """The running answer has new pieces."""
+
+    def prompts_returned(self, exchanges: list[Exchange]) -> None:
+        """Prompts that were waiting will not be sent: put them back into the editor."""
+
+    def model_wanted(self) -> None:
+        """No model is loaded: offer a choice."""
+
+    def conversation_cleared(self) -> None:
+        """A new chat began."""
+
+    def say(self, message: str, severity: Severity = "information") -> None:
+        """Tell the user something once. `message` may hold foreign text."""
+
+
+class Controller:
+    """See the module. `clock` gives seconds that only grow."""
+
+    def __init__(
+        self,
+        view: View,
+        start_engine: StartEngine,
+        clock: Callable[[], float],
+        *,
+        temperature: float = 0.0,
+    ) -> None:
+        self._view = view
+        self._start_engine = start_engine
+        self._clock = clock
+        self._engine: EngineLike | None = None
+        self._wish: tuple[str | None, str | None] = (None, None)
+        self._sampling = Sampling(temperature=temperature)
+        self._running: asyncio.Task[None] | None = None
+        self._current: Exchange | None = None
+        self._waiting: list[Exchange] = []
+        self._ids = itertools.count(1)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._baselines = Baselines()
+        self._meter: Meter | None = None
+        self._switches: list[tuple[str, str]] = []
+        self._closing = False
+        self.conversation = Conversation()
+        self.facts = Facts(temperature=temperature)
+
+    # ------------------------------------------------------------------ what the screen reads
+
+    @property
+    def current(self) -> Exchange | None:
+        """The exchange that is being answered."""
+        return self._current
+
+    def metrics(self) -> Snapshot:
+        """Numbers of the running answer, or of the last one."""
+        return self._meter.snapshot() if self._meter else Snapshot()
+
+    async def models(self) -> list[ModelRow]:
+        """The targets on this machine. Raises EngineError."""
+        if self._engine is None:
+            raise EngineGone("The engine is not running; restart it first.")
+        return await self._engine.models()
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self, model: str | None, drafter: str | None) -> None:
+        """Start the engine and load `model` (None: the demo when it is on this machine)."""
+        self._wish = (model, drafter)
+        self._set(phase=Phase.STARTING, problem="")
+        try:
+            engine = await self._start_engine()
+        except EngineError as error:
+            self._gone(error.message)
+            return
+        if self._closing:
+            await engine.close()
+            return
+        engine.on_event = self._unasked
+        engine.on_gone = self._gone
+        self._engine = engine
+        if model is None and not await self._demo_is_here():
+            return
+        await self.load(model or DEMO, drafter)
+
+    async def _demo_is_here(self) -> bool:
+        try:
+            rows = await self.models()
+        except EngineError as error:
+            self._set(phase=Phase.NO_MODEL, problem=error.message)
+            return False
+        if any(row.name == DEMO and row.usable for row in rows):
+            return True
+        self._set(phase=Phase.NO_MODEL, problem=GET_DEMO)
+        self._view.model_wanted()
+        return False
+
+    async def load(self, model: str, drafter: str | None = None) -> None:
+        """Load another model. The conversation stays; what failed is said in `facts.problem`."""
+        engine = self._engine
+        if engine is None or self.facts.busy or self.facts.phase is Phase.LOADING:
+            self._view.say(
+                "The model was not changed: wait until the engine is free, then choose again.", "warning"
+            )
+            return
+        before = self.facts
+        self._wish = (model, drafter)
+        self._set(phase=Phase.LOADING, load=LoadFacts(model, started=self._clock()), problem="")
+        try:
+            loaded = await engine.load(model, drafter, self._progress)
+        except EngineFailure as failure:
+            usable = before.model is not None
+            self._set(
+                phase=Phase.READY if usable else Phase.NO_MODEL,
+                load=None,
+                problem="" if usable else failure.message,
+            )
+            if usable:
+                self._view.say(
+                    f"{failure.message} The model stays {before.model.name if before.model else ''}.", "error"
+                )
+            return
+        except EngineGone as gone:
+            self._gone(gone.message)
+            return
+        self._wish = (model, loaded.drafter.name)
+        self._set(
+            phase=Phase.READY,
+            load=None,
+            model=loaded.model,
+            drafter=loaded.drafter,
+            drafters=tuple(loaded.drafters),
+            problem="",
+        )
+        for note in loaded.notes:
+            self._view.say(note)
+        self._next()
+
+    async def restart(self) -> None:
+        """Start a lost engine again and load what was loaded."""
+        if self.facts.phase is Phase.GONE:
+            await self.start(*self._wish)
+
+    async def close(self) -> None:
+        """End the engine."""
+        self._closing = True
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.on_gone = None
+            await engine.close()
+
+    # ------------------------------------------------------------------ prompts and answers
+
+    def submit(self, prompt: str) -> None:
+        """Answer `prompt` now, or when what is before it is done."""
+        exchange = Exchange(prompt, Answer(f"a{next(self._ids)}"))
+        self.conversation.exchanges.append(exchange)
+        self._waiting.append(exchange)
+        self._view.exchange_added(exchange)
+        self._next()
+
+    def stop(self) -> bool:
+        """Stop the running answer; False when none runs. Prompts that wait go back to the editor."""
+        exchange, engine = self._current, self._engine
+        if exchange is None or engine is None or self.facts.phase is not Phase.ANSWERING:
+            return False
+        self._set(phase=Phase.STOPPING)
+        self._spawn(self._send_stop(engine, exchange.answer.id))
+        self._return_waiting()
+        return True
+
+    def return_queue(self) -> bool:
+        """Take the waiting prompts back into the editor; False when none waits."""
+        return self._return_waiting()
+
+    def new_chat(self) -> bool:
+        """Begin an empty conversation; False while an answer runs."""
+        if self.facts.busy:
+            return False
+        self._return_waiting()
+        self.conversation = Conversation()
+        self._meter = None
+        self._view.conversation_cleared()
+        self._view.facts_changed()
+        return True
+
+    async def _send_stop(self, engine: EngineLike, answer: str) -> None:
+        with contextlib.suppress(EngineGone):
+            await engine.stop(answer)
+
+    def _return_waiting(self) -> bool:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return False
+        for exchange in waiting:
+            self.conversation.exchanges.remove(exchange)
+        self._set(queued=0)
+        self._view.prompts_returned(waiting)
+        return True
+
+    def _next(self) -> None:
+        """Begin the next waiting answer when the engine is free."""
+        engine = self._engine
+        if self._waiting and self.facts.phase is Phase.READY and engine is not None:
+            exchange = self._waiting.pop(0)
+            self._running = self._spawn(self._answer(engine, exchange))
+        self._set(queued=len(self._waiting))
+
+    async def _answer(self, engine: EngineLike, exchange: Exchange) -> None:
+        answer, facts = exchange.answer, self.facts
+        assert facts.model is not None
+        answer.model = facts.model.name
+        answer.drafters = [facts.drafter.name if facts.drafter else "none"]
+        answer.started = self._clock()
+        self._switches = []
+        self._current, self._meter = exchange, Meter(self._baselines, answer.model)
+        self._set(phase=Phase.ANSWERING, answer_started=answer.started)
+        self._state(exchange, AnswerState.PREFILL)
+        messages = self.conversation.messages(exchange)
+        try:
+            async with contextlib.aclosing(
+                engine.chat(messages, sampling=self._sampling, answer=answer.id)  # type: ignore[type-var]
+            ) as events:
+                async for event in events:
+                    self._event(exchange, self._meter, event)
+        except EngineFailure as failure:
+            answer.failure = failure.message
+            answer.result = failure.result
+        except EngineGone as gone:
+            answer.failure = gone.message
+        self._end(exchange, self._meter)
+
+    def _event(self, exchange: Exchange, meter: Meter, event: AnyEvent) -> None:
+        answer = exchange.answer
+        if isinstance(event, Text):
+            (answer.thoughts if event.thinking else answer.pieces).append(event.text)
+            now = self._clock()
+            started = answer.started or now
+            meter.first_text(now - started)
+            state = AnswerState.THINKING if event.thinking else AnswerState.WRITING
+            if answer.thoughts and not event.thinking and answer.thinking_seconds is None:
+                answer.thinking_seconds = now - started
+            if answer.state is not state:
+                self._state(exchange, state)
+            self._view.text_arrived(exchange)
+        elif isinstance(event, Rounds):
+            meter.rounds(event)
+            self._mark_switches(exchange, event)
+        elif isinstance(event, Prefill):
+            meter.prefill(event)
+        elif isinstance(event, DrafterChanged):
+            self._drafter_changed(event.drafter)
+        elif isinstance(event, Finished):
+            answer.result = event.result
+
+    def _mark_switches(self, exchange: Exchange, event: Rounds) -> None:
+        """Once a round of the new drafter is seen, the place of the switch is known to the token."""
+        answer = exchange.answer
+        position = event.generated_tokens - sum(stat.committed for stat in event.rounds)
+        for stat in event.rounds:
+            if self._switches and stat.source in self._switches[-1]:
+                name = self._switches[-1][0]
+                answer.marks.append(f"drafter {answer.drafters[-1]} → {name} after {position} tokens")
+                answer.drafters.append(name)
+                self._switches = []
+                self._view.answer_changed(exchange)
+            position += stat.committed
+
+    def _end(self, exchange: Exchange, meter: Meter) -> None:
+        answer = exchange.answer
+        meter.finish(answer.result)
+        if answer.failure:
+            state = AnswerState.FAILED
+        elif answer.result is not None:
+            state = _END_STATES[answer.result.finish_reason]
+        else:
+            state = AnswerState.FAILED
+            answer.failure = "The engine ended the answer without a result."
+        if answer.thoughts and answer.thinking_seconds is None and answer.started is not None:
+            answer.thinking_seconds = self._clock() - answer.started
+        self._current = self._running = None
+        phase = Phase.GONE if self.facts.phase is Phase.GONE else Phase.READY
+        self._set(phase=phase, answer_started=None)
+        if answer.result is not None and phase is Phase.READY:
+            self._set(drafter=answer.result.drafter)
+        self._state(exchange, state)
+        self._next()
+
+    def _state(self, exchange: Exchange, state: AnswerState) -> None:
+        exchange.answer.state = state
+        self._set(answer_state=state)
+        self._view.answer_changed(exchange)
+
+    # ------------------------------------------------------------------ drafters
+
+    async def switch_drafter(self, name: str) -> None:
+        """Use another drafter from the next round on; a refusal is told and changes nothing."""
+        engine = self._engine
+        if engine is None or self.facts.model is None:
+            self._view.say("There is no model yet, so there is nothing to draft for.", "warning")
+            return
+        try:
+            drafter = await engine.switch_drafter(name)
+        except EngineFailure as failure:
+            self._view.say(failure.message, "error")
+            return
+        except EngineGone:
+            return
+        self._drafter_changed(drafter)
+        where = "from the next round on" if self.facts.busy else "from the next answer on"
+        self._view.say(f"Drafter {drafter.name}, {where}.")
+
+    async def next_drafter(self) -> None:
+        """Switch to the next usable drafter in the list."""
+        usable = [drafter.name for drafter in self.facts.drafters if drafter.usable]
+        if len(usable) < 2:
+            self._view.say("This model has no other usable drafter; F2 says why.", "warning")
+            return
+        present = self.facts.drafter.name if self.facts.drafter else ""
+        after = usable.index(present) + 1 if present in usable else 0
+        await self.switch_drafter(usable[after % len(usable)])
+
+    def _drafter_changed(self, drafter: DrafterInfo) -> None:
+        before = self.facts.drafter
+        if drafter == before:
+            return
+        drafters = tuple(drafter if drafter.name == row.name else row for row in self.facts.drafters)
+        self._set(drafter=drafter, drafters=drafters)
+        if before is not None and drafter.name == before.name:
+            if drafter.reason and drafter.state in ("parked", "fell_back"):
+                word = "is parked" if drafter.state == "parked" else "fell back"
+                self._view.say(f"Drafter {drafter.name} {word}: {drafter.reason}", "warning")
+            return
+        exchange = self._current
+        if exchange is not None:
+            self._switches = [(drafter.name, drafter.method)]
+            if drafter.name == exchange.answer.drafters[-1]:
+                self._switches = []
+        self._wish = (self._wish[0], drafter.name)
+
+    # ------------------------------------------------------------------ inside
+
+    def _unasked(self, event: AnyEvent) -> None:
+        if isinstance(event, DrafterChanged):
+            self._drafter_changed(event.drafter)
+        elif isinstance(event, Notice):
+            self._view.say(event.message)
+
+    def _progress(self, event: Progress) -> None:
+        if self.facts.load is not None:
+            load = dataclasses.replace(
+                self.facts.load, stage=event.stage, done=event.done, total=event.total, unit=event.unit
+            )
+            self._set(load=load)
+
+    def _gone(self, message: str) -> None:
+        if self._closing:
+            return
+        self._engine = None
+        self._set(phase=Phase.GONE, load=None, problem=message)
+
+    def _set(self, **changes: Any) -> None:
+        facts = dataclasses.replace(self.facts, **changes)
+        if facts != self.facts:
+            self.facts = facts
+            self._view.facts_changed()
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

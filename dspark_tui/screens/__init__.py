@@ -1,0 +1,1 @@
+"""Screens: the chat and what opens over it."""

@@ -1,0 +1,127 @@
+"""The rows of the metrics pane. Every number has its column, so that nothing jumps; what was not measured
+is `n/a`."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+
+from dspark_tui.conversation import Facts
+from dspark_tui.metrics import Snapshot
+from dspark_tui.text.format import NOT_MEASURED, bar, count, percent, seconds, short_count, size, sparkline
+from dspark_tui.text.lines import Line, Span, drafter_state, fit, justify
+from dspark_tui.text.sanitize import one_line
+
+LABEL = 12
+_A_LINE = 4
+"""Positions of a block that one row shows."""
+
+
+def _row(label: str, value: str, note: str = "") -> Line:
+    spans: list[Span] = [(label.ljust(LABEL), "muted"), (value, "" if value != NOT_MEASURED else "muted")]
+    if note:
+        spans.append((note, "muted"))
+    return tuple(spans)
+
+
+def _number(value: float | None, unit: str, digits: int = 1) -> str:
+    return NOT_MEASURED if value is None else f"{value:7.{digits}f} {unit}"
+
+
+def rows(facts: Facts, snapshot: Snapshot, width: int) -> list[Line]:
+    """All rows for a pane of `width` columns, top to bottom."""
+    drafter = facts.drafter
+    name = one_line(drafter.name, max(4, width - 13)) if drafter else "no drafter"
+    out: list[Line] = [justify([(name, "strong")], [drafter_state(drafter)], width), ()]
+    out += _speed(snapshot)
+    out += [(), *_acceptance(snapshot, width)]
+    out += [(), *_round(snapshot)]
+    out += [(), *_memory(facts, snapshot, width)]
+    out += [(), *_fallback(facts, width)]
+    return [fit(row, width) for row in out]
+
+
+def _speed(snapshot: Snapshot) -> list[Line]:
+    prefill = _number(snapshot.prefill_speed, "tok/s", 0)
+    versus = _row("vs plain", "      –")
+    if snapshot.speedup is not None:
+        versus = _row("vs plain", f"{snapshot.speedup:6.1f}x", f"  of {snapshot.plain:.1f} tok/s")
+    return [
+        _row("speed", _number(snapshot.speed, "tok/s")),
+        _row("average", _number(snapshot.average, "tok/s")),
+        versus,
+        _row("first token", _seconds(snapshot.first_token)),
+        _row("prefill", prefill),
+        _row(
+            "prompt", f"{count(snapshot.prompt_tokens):>7} tokens" if snapshot.prompt_tokens else NOT_MEASURED
+        ),
+    ]
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return NOT_MEASURED
+    number, unit = seconds(value).split(" ")
+    return f"{number:>7} {unit}"
+
+
+def _acceptance(snapshot: Snapshot, width: int) -> list[Line]:
+    if not snapshot.drafted:
+        return [_row("accepted", NOT_MEASURED)]
+    mean = snapshot.accepted / snapshot.rounds
+    of = snapshot.drafted / snapshot.rounds
+    out = [
+        _row("accepted", f"{mean:7.2f} of {of:.1f}"),
+        _row("", f"{percent(snapshot.accepted, snapshot.drafted):>7} % of drafted"),
+        ((sparkline(snapshot.spark[-width:], snapshot.drafts or 0), "accent"),),
+    ]
+    for first in range(0, len(snapshot.positions), _A_LINE):
+        group = snapshot.positions[first : first + _A_LINE]
+        last = first + len(group)
+        label = f"at {first + 1}" if len(group) == 1 else f"at {first + 1}-{last}"
+        cells = "".join(
+            f"{round(100 * share):>4}" if share is not None else f"{NOT_MEASURED:>4}" for share in group
+        )
+        out.append(_row(label, cells.ljust(4 * _A_LINE), " %"))
+    return out
+
+
+def _round(snapshot: Snapshot) -> list[Line]:
+    means = snapshot.means
+    if means is None:
+        return [_row("round", NOT_MEASURED)]
+    return [
+        _row("round", f"{means.total_ms:7.1f} ms", f"  {means.committed:.2f} tok"),
+        _row("  draft", f"{means.draft_ms:7.1f} ms"),
+        _row("  verify", f"{means.verify_ms:7.1f} ms"),
+        _row("  other", f"{means.other_ms:7.1f} ms"),
+    ]
+
+
+def _memory(facts: Facts, snapshot: Snapshot, width: int) -> list[Line]:
+    limit = facts.model.context if facts.model else None
+    out: list[Line] = []
+    if snapshot.context is None or limit is None:
+        out.append(_row("context", NOT_MEASURED, f" of {short_count(limit)}" if limit else ""))
+    else:
+        used = f"{short_count(snapshot.context):>7} of {short_count(limit)}"
+        out.append(_row("context", used, f"  {percent(snapshot.context, limit)} %"))
+        out.append(((" " * LABEL, ""), (bar(snapshot.context / limit, width - LABEL), "accent")))
+    reused = f"{count(snapshot.reused):>7} tokens" if snapshot.reused is not None else NOT_MEASURED
+    out.append(_row("kv reused", reused))
+    out.append(
+        _row("memory", f"{size(snapshot.memory):>10}" if snapshot.memory is not None else NOT_MEASURED)
+    )
+    out.append(_row("  peak", f"{size(snapshot.peak):>10}" if snapshot.peak is not None else NOT_MEASURED))
+    return out
+
+
+def _fallback(facts: Facts, width: int) -> list[Line]:
+    drafter = facts.drafter
+    reason = one_line(drafter.reason) if drafter and drafter.state in ("parked", "fell_back") else ""
+    if not reason:
+        return [_row("fallback", "none")]
+    lines = wrap(reason, max(8, width - LABEL)) or [reason]
+    return [
+        ((("fallback" if index == 0 else "").ljust(LABEL), "muted"), (line, "warn"))
+        for index, line in enumerate(lines)
+    ]

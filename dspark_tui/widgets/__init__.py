@@ -1,0 +1,1 @@
+"""Widgets: renderers of text and snapshots. They never talk to the engine."""
