@@ -69,6 +69,7 @@ class _Run:
     async def run(self) -> int:
         with Interrupts() as interrupts:
             try:
+                self._narrator.status("starting the engine")
                 engine = await interrupts.unless_asked(Engine.start(self._request.fake))
                 try:
                     engine.on_event = self._news

@@ -48,15 +48,22 @@ from dspark_tui.engine.protocol import (
     Welcome,
     decode_event,
 )
-from dspark_tui.engine.spawn import Spawned, exit_words, remove_folder, spawn
+from dspark_tui.engine.spawn import (
+    START_SECONDS,
+    NotStarted,
+    Spawned,
+    connect_to_new,
+    end,
+    exit_words,
+    remove_folder,
+    spawn,
+)
 from dspark_tui.engine.wire import encode_line
 
 logger = logging.getLogger(__name__)
 
 OnProgress: TypeAlias = Callable[[Progress], None]
 
-START_SECONDS = 30.0
-"""How long a new engine process may take until it answers."""
 CLOSE_SECONDS = 3.0
 """How long an engine may take to end by itself before it is killed."""
 
@@ -133,10 +140,13 @@ class Engine:
         except OSError as error:
             raise EngineGone(f"The engine could not be started: {error}.") from error
         try:
-            reader, writer = await _connect_to_new(spawned)
+            reader, writer = await connect_to_new(spawned)
             return await cls._greet(reader, writer, spawned)
+        except NotStarted as error:
+            await end(spawned)
+            raise EngineGone(str(error)) from None
         except BaseException:
-            await _end(spawned)
+            await end(spawned)
             raise
 
     @classmethod
@@ -205,7 +215,7 @@ class Engine:
         elif self._spawned is None:
             self._writer.close()
         if self._spawned is not None:
-            await _end(self._spawned, CLOSE_SECONDS)
+            await end(self._spawned, CLOSE_SECONDS)
         self._reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
@@ -391,35 +401,3 @@ class Engine:
             self._gone = message
             for queue in self._pending.values():
                 queue.put_nowait(EngineGone(message))
-
-
-async def _connect_to_new(spawned: Spawned) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect as soon as the new process listens."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + START_SECONDS
-    pause = 0.005
-    while True:
-        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-            return await asyncio.open_unix_connection(str(spawned.socket), limit=MAX_LINE_BYTES)
-        if spawned.process.returncode is not None:
-            words = exit_words(spawned.process.returncode)
-            raise EngineGone(f"The engine {words} before it was ready; its log is {spawned.log_path}.")
-        if loop.time() > deadline:
-            raise EngineGone(
-                f"The engine was not ready within {START_SECONDS:g} s; its log is {spawned.log_path}."
-            )
-        await asyncio.sleep(pause)
-        pause = min(pause * 1.5, 0.05)
-
-
-async def _end(spawned: Spawned, patience: float = 0.0) -> None:
-    """Wait `patience` seconds for the process to end, then kill it; remove its folder."""
-    try:
-        async with asyncio.timeout(patience):
-            await spawned.process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            spawned.process.kill()
-        await spawned.process.wait()
-    finally:
-        remove_folder(spawned.folder)

@@ -141,7 +141,7 @@ class FakeAnswer:
         passed = time.monotonic() - began
         if self._fixed:
             stat = RoundStat(
-                "plain" if not drafted else drafter.name,
+                drafter.name if drafted else "none",
                 drafted,
                 accepted,
                 committed,
@@ -151,7 +151,7 @@ class FakeAnswer:
             )
             passed = (stat.draft_ms + stat.verify_ms + stat.other_ms) / 1000
         else:
-            source = drafter.name if drafted else "plain"
+            source = drafter.name if drafted else "none"
             stat = RoundStat(source, drafted, accepted, committed, 0.0, passed * 1000, 0.0)
         if self._rounds:
             self._decode += passed

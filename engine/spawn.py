@@ -1,4 +1,4 @@
-"""Starting the engine process: its private folder, its log, and words for how it ended."""
+"""Starting and ending the engine process: its private folder, its log, and words for how it ended."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dspark_tui.engine.paths import log_dir, runtime_dir
+from dspark_tui.engine.protocol import MAX_LINE_BYTES
 
 SOCKET_NAME = "s"
 MAX_SOCKET_PATH_BYTES = 100
@@ -25,6 +26,12 @@ LOG_BYTES = 1_000_000
 
 STALE_SECONDS = 3600.0
 PREFIX = "e-"
+START_SECONDS = 30.0
+"""How long a new engine process may take until it answers."""
+
+
+class NotStarted(Exception):
+    """A new engine process did not come up; the text is the sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,38 @@ async def spawn(fake: Path | None = None) -> Spawned:
         remove_folder(folder)
         raise
     return Spawned(process, folder, path, log_path)
+
+
+async def connect_to_new(spawned: Spawned) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect as soon as the new process listens. Raises NotStarted when it does not come to that."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + START_SECONDS
+    pause = 0.005
+    while True:
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            return await asyncio.open_unix_connection(str(spawned.socket), limit=MAX_LINE_BYTES)
+        if spawned.process.returncode is not None:
+            words = exit_words(spawned.process.returncode)
+            raise NotStarted(f"The engine {words} before it was ready; its log is {spawned.log_path}.")
+        if loop.time() > deadline:
+            raise NotStarted(
+                f"The engine was not ready within {START_SECONDS:g} s; its log is {spawned.log_path}."
+            )
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, 0.05)
+
+
+async def end(spawned: Spawned, patience: float = 0.0) -> None:
+    """Wait `patience` seconds for the process to end, then kill it; remove its folder."""
+    try:
+        async with asyncio.timeout(patience):
+            await spawned.process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            spawned.process.kill()
+        await spawned.process.wait()
+    finally:
+        remove_folder(spawned.folder)
 
 
 def exit_words(returncode: int | None) -> str:

@@ -16,6 +16,8 @@ import pytest
 
 from dspark_tui import __version__
 from dspark_tui.engine import host as host_module
+from dspark_tui.engine import service as service_module
+from dspark_tui.engine import spawn
 from dspark_tui.engine.client import Engine, EngineFailure, EngineGone
 from dspark_tui.engine.protocol import (
     MAX_LINE_BYTES,
@@ -510,6 +512,32 @@ async def test_a_stuck_step_does_not_keep_the_process(script: Callable[[str], Pa
     assert not is_running(engine.pid)
 
 
+async def test_what_the_engine_started_ends_with_it() -> None:
+    program = """
+import subprocess
+from dspark_tui.engine.host import end_children
+child = subprocess.Popen(["sleep", "600"])
+print(child.pid, flush=True)
+end_children()
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    pid = int(await process.stdout.readline())
+    assert await process.wait() == 0
+    await eventually(lambda: not is_running(pid))
+
+
+async def test_an_engine_that_does_not_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spawn.sys, "executable", "/bin/false")
+    with pytest.raises(EngineGone, match=r"ended with exit code 1 before it was ready; its log is /"):
+        await Engine.start()
+    monkeypatch.setattr(spawn.sys, "executable", "/nowhere/python")
+    with pytest.raises(EngineGone, match="could not be started: .*No such file"):
+        await Engine.start()
+
+
 async def eventually(true: Callable[[], bool]) -> None:
     """Until `true` says so; within five seconds."""
     for _ in range(250):
@@ -636,10 +664,10 @@ async def collect_long(events: AsyncIterator[AnyEvent]) -> None:
 
 
 async def test_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "peer_uid", lambda connection: os.getuid() + 1)
-    host = host_module.Host(lambda: host_module.fake_backend(SCRIPTS / "hello.toml"))
+    monkeypatch.setattr(service_module, "peer_uid", lambda connection: os.getuid() + 1)
+    service = service_module.Service(lambda: host_module.fake_backend(SCRIPTS / "hello.toml"))
     path = tmp_path / "s"
-    server = await asyncio.start_unix_server(host.serve, sock=host_module.listen(path))
+    server = await asyncio.start_unix_server(service.serve, sock=host_module.listen(path))
     reader, writer = await asyncio.open_unix_connection(str(path))
     with contextlib.suppress(OSError):
         writer.write(encode(Hello(1, protocol=PROTOCOL_VERSION, client="stranger")))
@@ -647,7 +675,7 @@ async def test_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         assert await asyncio.wait_for(reader.read(), 5) == b""
     writer.close()
     server.close()
-    assert not host.over.is_set()
+    assert not service.over.is_set()
 
 
 def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
