@@ -7,6 +7,7 @@ refused in one sentence. Code that a checkpoint carries is never run.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from dspark_tui.engine.drafters.backbone import Backbone, BackboneConfig, BlockDrafter
 from dspark_tui.engine.drafters.base import Tables
@@ -67,10 +69,10 @@ def read_header(file: Path) -> tuple[dict[str, tuple[int, ...]], int]:
             header = json.loads(stream.read(length))
         header.pop("__metadata__", None)
         shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read ({error.strerror}).") from error
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
         raise CheckpointError(f"{file} is not a safetensors file; fetch the drafter again.") from error
     if 8 + length + end > size:
         raise CheckpointError(f"{file} is cut off ({size} of {8 + length + end} bytes); fetch it again.")
@@ -90,16 +92,143 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
+class _Settings:
+    """A drafter's config.json: what `dflash_config` says counts before what stands at the top."""
+
+    def __init__(self, path: Path, config: dict[str, Any]) -> None:
+        self._path, self._config = path, config
+        self._nested: dict[str, Any] = {}
+        self._nested = self.object("dflash_config")
+
+    def refusal(self, what: str) -> CheckpointError:
+        """The refusal that says `what`."""
+        return CheckpointError(f"{self._path.name} cannot be used: {what}.")
+
+    def wrong(self, key: str, expected: str) -> CheckpointError:
+        """The refusal of the value of `key`."""
+        value = repr(self.get(key))[:80]
+        return self.refusal(f"its config.json gives {key} as {value}, {expected} was expected")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of `key`; `default` when it is absent or null."""
+        for place in (self._nested, self._config):
+            if place.get(key) is not None:
+                return place[key]
+        return default
+
+    def object(self, key: str) -> dict[str, Any]:
+        """An object of the top level, empty when it is absent."""
+        value = self._config.get(key) or {}
+        if not isinstance(value, dict):
+            raise self.wrong(key, "an object")
+        return value
+
+    def whole(self, key: str, least: int = 1, below: int | None = None) -> int:
+        """A whole number from `least`, and below `below`."""
+        value = self.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise self.wrong(key, f"a whole number from {least}")
+        if below is not None and value >= below:
+            raise self.wrong(key, f"a whole number below {below}")
+        return value
+
+    def positive(self, key: str, value: Any) -> float:
+        """`value`, which `key` gives, as a number above 0."""
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise self.wrong(key, "a number above 0")
+        return float(value)
+
+    def layers(self, key: str) -> tuple[int, ...]:
+        """A list of layer numbers."""
+        value = self.get(key)
+        if not isinstance(value, list) or not value or not all(type(t) is int and t >= 0 for t in value):
+            raise self.wrong(key, "a list of layers")
+        return tuple(value)
+
+
 def _detect(path: Path, config: dict[str, Any]) -> Method:
-    architectures = config.get("architectures") or []
-    for name in architectures:
-        if name in _METHODS and "speculators_model_type" not in config:
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    for name in names:
+        if isinstance(name, str) and name in _METHODS and "speculators_model_type" not in config:
             return _METHODS[name]
-    kind = ", ".join(map(str, architectures)) or config.get("model_type") or "no architecture"
+    kind = ", ".join(map(str, names)) or config.get("model_type") or "no architecture"
     raise CheckpointError(
-        f"{path.name} is not a drafter that this version can load ({kind}); it loads DSpark "
+        f"{path.name} is not a drafter that this version can load ({str(kind)[:80]}); it loads DSpark "
         "(Qwen3DSparkModel), DFlash (DFlashDraftModel) and DFlash 2 (DFlash2DraftModel) checkpoints."
     )
+
+
+def _unsupported(settings: _Settings, method: Method) -> str | None:
+    """What the checkpoint asks for that this version cannot do, in words, or None."""
+    get = settings.get
+    if "qwen3" not in str(get("model_type")):
+        return f"its backbone is {str(get('model_type'))[:80]}, only qwen3 is supported so far"
+    kinds = get("layer_types", [])
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        return "it has sliding-window layers, which are not supported so far"
+    if get("is_causal") or get("causal") or get("use_swa"):
+        return "it asks for causal or windowed attention in the block, which is not supported so far"
+    for key in ("output_multiplier", "input_embedding_scale"):
+        if get(key, 1.0) != 1.0:
+            return f"it sets {key}, which is not supported so far"
+    if get("final_logit_softcapping"):
+        return "it caps its logits, which is not supported so far"
+    if get("rope_scaling") or settings.object("rope_parameters").get("rope_type", "default") != "default":
+        return "it scales its rotary positions, which is not supported so far"
+    if get("attention_bias"):
+        return "its attention has biases, which are not supported so far"
+    if get("hidden_act", "silu") != "silu":
+        return f"its activation is {str(get('hidden_act'))[:80]}, only silu is supported so far"
+    if get("draft_vocab_size", get("vocab_size")) != get("vocab_size"):
+        return "it drafts from a reduced vocabulary (draft_vocab_size), which is not supported so far"
+    if method == "dspark" and get("markov_head_type", "vanilla") != "vanilla":
+        return f"its Markov head is {str(get('markov_head_type'))[:80]}, only vanilla is supported so far"
+    if method == "dspark" and not get("enable_confidence_head"):
+        return "it has no confidence head, which is not supported so far"
+    return None
+
+
+def _backbone(settings: _Settings, method: Method) -> BackboneConfig:
+    """The dimensions, checked against each other."""
+    whole = settings.whole
+    convolved = method == "dflash2"
+    vocabulary, hidden = whole("vocab_size"), whole("hidden_size")
+    # A block that is all anchor proposes nothing, unless the anchor's row does.
+    block = whole("block_size", least=1 if method == "dspark" else 2)
+    config = BackboneConfig(
+        hidden_size=hidden,
+        intermediate_size=whole("intermediate_size"),
+        layers=whole("num_hidden_layers"),
+        heads=whole("num_attention_heads"),
+        kv_heads=whole("num_key_value_heads"),
+        head_dim=whole("head_dim"),
+        vocabulary=vocabulary,
+        eps=settings.positive("rms_norm_eps", settings.get("rms_norm_eps", 1e-6)),
+        rope_theta=settings.positive(
+            "rope_theta",
+            settings.object("rope_parameters").get("rope_theta") or settings.get("rope_theta", 1e6),
+        ),
+        block_size=block,
+        mask_token=whole("mask_token_id", least=0, below=vocabulary),
+        taps=settings.layers("target_layer_ids"),
+        conv_taps=whole("conv_kernel_size", below=block + 1) if convolved else 0,
+        conv_group=whole("conv_group_size") if convolved else 16,
+    )
+    if config.heads % config.kv_heads:
+        raise settings.wrong("num_key_value_heads", f"a divisor of {config.heads} heads")
+    if config.head_dim % 2:
+        raise settings.wrong("head_dim", "an even number")
+    if convolved and hidden % config.conv_group:
+        raise settings.wrong("conv_group_size", f"a divisor of the hidden size {hidden}")
+    return config
+
+
+def _quantization(settings: _Settings) -> dict[str, Any] | None:
+    found = settings.object("quantization")
+    if found and not (type(found.get("group_size")) is int and type(found.get("bits")) is int):
+        raise settings.refusal("its config.json gives quantization without group_size and bits")
+    return found or None
 
 
 def inspect(path: Path) -> Checkpoint:
@@ -109,56 +238,10 @@ def inspect(path: Path) -> Checkpoint:
     """
     config = _read_config(path)
     method = _detect(path, config)
-    nested = config.get("dflash_config") or {}
-
-    def refuse(what: str) -> CheckpointError:
-        return CheckpointError(f"{path.name} cannot be used: {what}.")
-
-    def number(key: str) -> int:
-        value = nested.get(key, config.get(key))
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise refuse(f"its config.json gives {key} as {value!r}, a positive whole number was expected")
-        return value
-
-    if "qwen3" not in str(config.get("model_type")):
-        raise refuse(f"its backbone is {config.get('model_type')}, only qwen3 is supported so far")
-    if any(kind != "full_attention" for kind in config.get("layer_types") or []):
-        raise refuse("it has sliding-window layers, which are not supported so far")
-    if config.get("is_causal") or nested.get("causal") or nested.get("use_swa"):
-        raise refuse("it asks for causal or windowed attention in the block, which is not supported so far")
-    for key in ("output_multiplier", "input_embedding_scale"):
-        if nested.get(key, 1.0) != 1.0:
-            raise refuse(f"it sets {key}, which is not supported so far")
-    if nested.get("final_logit_softcapping") or config.get("final_logit_softcapping"):
-        raise refuse("it caps its logits, which is not supported so far")
-    if config.get("rope_scaling"):
-        raise refuse("it scales its rotary positions, which is not supported so far")
-    if method == "dspark" and config.get("markov_head_type", "vanilla") != "vanilla":
-        raise refuse(f"its Markov head is {config['markov_head_type']}, only vanilla is supported so far")
-    if method == "dspark" and not config.get("enable_confidence_head"):
-        raise refuse("it has no confidence head, which is not supported so far")
-
-    taps = nested.get("target_layer_ids", config.get("target_layer_ids"))
-    if not isinstance(taps, list) or not taps or not all(isinstance(t, int) and t >= 0 for t in taps):
-        raise refuse(f"its config.json gives target_layer_ids as {taps!r}, a list of layers was expected")
-    rope = config.get("rope_parameters") or {}
-    block = number("block_size")
-    backbone = BackboneConfig(
-        hidden_size=number("hidden_size"),
-        intermediate_size=number("intermediate_size"),
-        layers=number("num_hidden_layers"),
-        heads=number("num_attention_heads"),
-        kv_heads=number("num_key_value_heads"),
-        head_dim=number("head_dim"),
-        vocabulary=number("vocab_size"),
-        eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 1e6),
-        block_size=block,
-        mask_token=number("mask_token_id"),
-        taps=tuple(taps),
-        conv_taps=number("conv_kernel_size") if method == "dflash2" else 0,
-        conv_group=number("conv_group_size") if method == "dflash2" else 16,
-    )
+    settings = _Settings(path, config)
+    if unsupported := _unsupported(settings, method):
+        raise settings.refusal(unsupported)
+    backbone = _backbone(settings, method)
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise CheckpointError(f"{path} has no .safetensors file, so the drafter's weights are missing.")
@@ -168,17 +251,20 @@ def inspect(path: Path) -> Checkpoint:
         found, size = read_header(file)
         shapes.update(found)
         weight_bytes += size
+    if backbone.layers > len(shapes):
+        raise settings.wrong("num_hidden_layers", f"no more layers than its {len(shapes)} tensors hold")
+    block, top = backbone.block_size, backbone.vocabulary + 1
     return Checkpoint(
         path=path,
         method=method,
         config=backbone,
         drafts=block if method == "dspark" else block - 1,
-        selector_rank=number("selector_rank") if method == "dflash2" else 0,
-        selector_top_k=number("selector_top_k") if method == "dflash2" else 0,
-        markov_rank=number("markov_rank") if method == "dspark" else 0,
-        confidence_with_markov=bool(config.get("confidence_head_with_markov", True)),
-        target_layers=config.get("num_target_layers"),
-        quantization=config.get("quantization"),
+        selector_rank=settings.whole("selector_rank") if method == "dflash2" else 0,
+        selector_top_k=settings.whole("selector_top_k", below=top) if method == "dflash2" else 0,
+        markov_rank=settings.whole("markov_rank") if method == "dspark" else 0,
+        confidence_with_markov=bool(settings.get("confidence_head_with_markov", True)),
+        target_layers=settings.whole("num_target_layers") if settings.get("num_target_layers") else None,
+        quantization=_quantization(settings),
         shapes=shapes,
         weight_bytes=weight_bytes,
     )
@@ -205,9 +291,37 @@ def _modules(checkpoint: Checkpoint) -> Backbone:
     return Backbone(checkpoint.config)
 
 
+_BORROWED = ("embed_tokens.", "lm_head.")
+"""Tables of the target that published DSpark checkpoints repeat; the target's own serve."""
+
+
 def _rename(name: str) -> str:
     """Published codebooks have no suffix; here every table is `.weight`."""
-    return f"{name}.weight" if name.endswith("_codebook") else name
+    return f"{name}.weight" if name.endswith(("_codebook", ".kernel_projection")) else name
+
+
+def _read_weights(checkpoint: Checkpoint) -> dict[str, mx.array]:
+    weights: dict[str, mx.array] = {}
+    for file in sorted(checkpoint.path.glob("*.safetensors")):
+        weights.update(mx.load(str(file)))
+    return {_rename(name): value for name, value in weights.items() if not name.startswith(_BORROWED)}
+
+
+def _quantise(model: Backbone, quantization: dict[str, Any], weights: dict[str, mx.array]) -> None:
+    """Give the modules that are stored quantised their quantised form."""
+    nn.quantize(
+        model,
+        group_size=quantization["group_size"],
+        bits=quantization["bits"],
+        mode=quantization.get("mode", "affine"),
+        class_predicate=lambda path, module: hasattr(module, "to_quantized") and f"{path}.scales" in weights,
+    )
+
+
+def _all_finite(model: nn.Module) -> bool:
+    values = [value for _, value in tree_flatten(model.parameters())]
+    floats = [mx.isfinite(value).all() for value in values if mx.issubdtype(value.dtype, mx.floating)]
+    return bool(mx.stack(floats).all().item())
 
 
 def load(checkpoint: Checkpoint, name: str, tables: Tables) -> BlockDrafter:
@@ -215,24 +329,13 @@ def load(checkpoint: Checkpoint, name: str, tables: Tables) -> BlockDrafter:
 
     Raises `CheckpointError` when tensors are missing, do not fit the configuration or are not finite.
     """
-    model = _modules(checkpoint)
-    weights: dict[str, mx.array] = {}
-    for file in sorted(checkpoint.path.glob("*.safetensors")):
-        weights.update({_rename(key): value for key, value in mx.load(str(file)).items()})
-    quantization = checkpoint.quantization
-    if quantization is not None:
-        nn.quantize(
-            model,
-            group_size=quantization["group_size"],
-            bits=quantization["bits"],
-            mode=quantization.get("mode", "affine"),
-            class_predicate=lambda path, module: (
-                hasattr(module, "to_quantized") and f"{path}.scales" in weights
-            ),
-        )
     try:
+        model = _modules(checkpoint)
+        weights = _read_weights(checkpoint)
+        if checkpoint.quantization is not None:
+            _quantise(model, checkpoint.quantization, weights)
         model.load_weights(list(weights.items()), strict=True)
-    except ValueError as error:
+    except (ValueError, RuntimeError, TypeError) as error:
         detail = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"{checkpoint.path.name} does not hold what its config.json says ({detail})."
@@ -243,11 +346,8 @@ def load(checkpoint: Checkpoint, name: str, tables: Tables) -> BlockDrafter:
     else:
         model.set_dtype(dtype)
         mx.eval(model.parameters())
-    for norm in (model.norm.weight, model.hidden_norm.weight):
-        if not mx.isfinite(norm).all().item():
-            raise CheckpointError(
-                f"{checkpoint.path.name} holds numbers that are not finite; fetch it again."
-            )
+    if not _all_finite(model):
+        raise CheckpointError(f"{checkpoint.path.name} holds numbers that are not finite; fetch it again.")
     config, drafts = checkpoint.config, checkpoint.drafts
     if isinstance(model, DSparkModel):
         return DSpark(name, config, model, tables, drafts, dtype)

@@ -1,0 +1,429 @@
+"""Drafter checkpoints: the bundled ones are recognised, what will not work is refused in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy_drafters import NumpyTables, Shape, tensor_shapes, write_drafter
+from numpy_drafters import settings as drafter_settings
+
+from dspark_tui.engine.drafters import checkpoint
+from dspark_tui.engine.drafters.checkpoint import CheckpointError
+
+BUNDLED = Path(checkpoint.__file__).parent.parent / "demo_drafters"
+METHODS = ["dspark", "dflash", "dflash2"]
+SHAPE = Shape()
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """The sentence with which `call` refuses."""
+    with pytest.raises(CheckpointError) as caught:
+        call()
+    sentence = str(caught.value)
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    assert len(sentence) < 500
+    return sentence
+
+
+def load(folder: Path, shape: Shape = SHAPE) -> object:
+    tables = NumpyTables(shape.vocabulary, shape.hidden)
+    return checkpoint.load(checkpoint.inspect(folder), "it", tables)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "some-drafter"
+
+
+# ---------------------------------------------------------------------------- recognised
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "block", "drafts"),
+    [
+        ("SmolLM2-135M-Instruct-DSpark-b7", "dspark", 7, 7),
+        ("SmolLM2-135M-Instruct-DFlash-b8", "dflash", 8, 7),
+        ("SmolLM2-135M-Instruct-DFlash2-b8", "dflash2", 8, 7),
+    ],
+)
+def test_bundled_drafters_are_recognised(name: str, method: str, block: int, drafts: int) -> None:
+    found = checkpoint.inspect(BUNDLED / name)
+    config = found.config
+    assert (found.method, config.block_size, found.drafts) == (method, block, drafts)
+    assert config.taps == (1, 8, 14, 20, 27)
+    assert config.mask_token == 16
+    assert (config.hidden_size, config.vocabulary, config.layers, found.target_layers) == (576, 49152, 3, 30)
+    assert (config.heads, config.kv_heads, config.head_dim) == (9, 3, 64)
+    assert (config.eps, config.rope_theta) == (1e-5, 1e5)
+    assert found.markov_rank == (64 if method == "dspark" else 0)
+    selector = (64, 16, 2, 16) if method == "dflash2" else (0, 0, 0, 16)
+    assert (found.selector_rank, found.selector_top_k, config.conv_taps, config.conv_group) == selector
+    file = BUNDLED / name / "model.safetensors"
+    (header,) = struct.unpack("<Q", file.read_bytes()[:8])
+    assert found.weight_bytes == file.stat().st_size - header - 8
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_published_schema_is_read(folder: Path, method: str) -> None:
+    write_drafter(folder, method)
+    found = checkpoint.inspect(folder)
+    assert found.method == method
+    assert found.config.taps == SHAPE.taps
+    assert found.config.rope_theta == SHAPE.theta
+    assert found.config.mask_token == SHAPE.mask
+    assert found.config.block_size == SHAPE.block
+    assert found.drafts == (SHAPE.block if method == "dspark" else SHAPE.block - 1)
+    assert found.shapes == tensor_shapes(method, SHAPE)
+    assert found.quantization is None
+
+
+def test_mask_token_zero_is_a_token(folder: Path) -> None:
+    write_drafter(folder, "dspark", Shape(mask=0))
+    assert checkpoint.inspect(folder).config.mask_token == 0
+    load(folder)
+
+
+def test_weights_may_be_spread_over_files(folder: Path) -> None:
+    write_drafter(folder, "dflash")
+    weights = mx.load(str(folder / "model.safetensors"))
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    for i, part in enumerate((names[:9], names[9:])):
+        mx.save_safetensors(str(folder / f"part-{i}.safetensors"), {name: weights[name] for name in part})
+    load(folder)
+
+
+# ---------------------------------------------------------------------------- files
+
+
+def test_missing_config(folder: Path) -> None:
+    folder.mkdir()
+    assert "has no config.json" in refusal(lambda: checkpoint.inspect(folder))
+
+
+@pytest.mark.parametrize("text", ["{", "", "\xff\xfe", "[" * 5])
+def test_config_that_is_not_json(folder: Path, text: str) -> None:
+    write_drafter(folder, "dflash")
+    (folder / "config.json").write_bytes(text.encode("latin-1"))
+    assert "config.json cannot be read as JSON" in refusal(lambda: checkpoint.inspect(folder))
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '"DFlash"', "null"])
+def test_config_that_is_no_object(folder: Path, text: str) -> None:
+    write_drafter(folder, "dflash")
+    (folder / "config.json").write_text(text)
+    assert "holds no JSON object" in refusal(lambda: checkpoint.inspect(folder))
+
+
+def test_missing_weights(folder: Path) -> None:
+    write_drafter(folder, "dflash")
+    (folder / "model.safetensors").unlink()
+    assert "no .safetensors file" in refusal(lambda: checkpoint.inspect(folder))
+
+
+@pytest.mark.parametrize("keep", [0, 5, 8, 100, -1])
+def test_truncated_weights(folder: Path, keep: int) -> None:
+    write_drafter(folder, "dflash")
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:keep])
+    sentence = refusal(lambda: checkpoint.inspect(folder))
+    if keep == -1:
+        assert f"is cut off ({len(whole) - 1} of {len(whole)} bytes)" in sentence
+    else:
+        assert "is not a safetensors file" in sentence
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"garbage!",
+        b"[]",
+        b"3",
+        b'{"a": 3}',
+        b'{"a": {}}',
+        b'{"a": {"shape": 3, "data_offsets": [0, 4]}}',
+        b'{"a": {"shape": [1], "data_offsets": [0]}}',
+        b'{"a": {"shape": [1], "data_offsets": ["0", "four"]}}',
+        b'{"a": {"shape": ["x"], "data_offsets": [0, 4]}, "b": {"shape": [1], "data_offsets": null}}',
+        b"\xff" * 16,
+    ],
+)
+def test_header_garbage(folder: Path, header: bytes) -> None:
+    write_drafter(folder, "dflash")
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 64)
+    assert "is not a safetensors file" in refusal(lambda: checkpoint.inspect(folder))
+
+
+def test_header_longer_than_the_file(folder: Path) -> None:
+    write_drafter(folder, "dflash")
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2**62) + b"{}")
+    assert "is not a safetensors file" in refusal(lambda: checkpoint.inspect(folder))
+
+
+def test_weights_that_are_a_folder(folder: Path) -> None:
+    write_drafter(folder, "dflash")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    assert "cannot be read" in refusal(lambda: checkpoint.inspect(folder))
+
+
+# ---------------------------------------------------------------------------- kinds
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "words"),
+    [
+        ("dspark", {"model_type": "gemma4_text"}, "backbone is gemma4_text, only qwen3"),
+        ("dflash", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window layers"),
+        ("dflash2", {"is_causal": True}, "causal"),
+        ("dspark", {"markov_head_type": "gated"}, "Markov head is gated, only vanilla"),
+        ("dspark", {"markov_head_type": "rnn"}, "Markov head is rnn, only vanilla"),
+        ("dspark", {"enable_confidence_head": False, "markov_rank": 0}, "no confidence head"),
+        ("dspark", {"final_logit_softcapping": 30.0}, "caps its logits"),
+        ("dspark", {"rope_scaling": {"type": "yarn", "factor": 32.0}}, "scales its rotary positions"),
+        ("dspark", {"attention_bias": True}, "bias"),
+        ("dspark", {"architectures": ["Gemma4DSparkModel"]}, "not a drafter that this version can load"),
+        ("dspark", {"architectures": ["Qwen3ForCausalLM"]}, "(Qwen3ForCausalLM)"),
+        ("dspark", {"architectures": None}, "not a drafter that this version can load (qwen3)"),
+        ("dspark", {"architectures": []}, "not a drafter that this version can load (qwen3)"),
+        ("dspark", {"speculators_model_type": "dspark"}, "not a drafter that this version can load"),
+        ("dflash2", {"draft_vocab_size": 40}, "draft_vocab_size"),
+        ("dspark", {"target_layer_ids": [-1, 3]}, "target_layer_ids"),
+        ("dspark", {"target_layer_ids": []}, "target_layer_ids"),
+        ("dspark", {"target_layer_ids": None}, "target_layer_ids"),
+        ("dspark", {"target_layer_ids": [1.5]}, "target_layer_ids"),
+        ("dspark", {"mask_token_id": 80}, "mask_token_id"),
+        ("dspark", {"mask_token_id": -1}, "mask_token_id"),
+        ("dspark", {"hidden_size": None}, "hidden_size"),
+        ("dspark", {"hidden_size": "64"}, "hidden_size"),
+        ("dspark", {"num_hidden_layers": 0}, "num_hidden_layers"),
+        ("dspark", {"num_key_value_heads": 3}, "num_key_value_heads"),
+        ("dspark", {"head_dim": 23}, "head_dim"),
+        ("dflash", {"block_size": 1}, "block_size"),
+        ("dspark", {"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ("dspark", {"rope_theta": "big"}, "rope_theta"),
+    ],
+)
+def test_unsupported_configurations(folder: Path, method: str, changes: dict[str, Any], words: str) -> None:
+    write_drafter(folder, method, **changes)
+    sentence = refusal(lambda: checkpoint.inspect(folder))
+    assert folder.name in sentence
+    assert words in sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"causal": True}, "causal"),
+        ({"use_swa": True}, "windowed"),
+        ({"output_multiplier": 0.2}, "output_multiplier"),
+        ({"input_embedding_scale": 8.0}, "input_embedding_scale"),
+        ({"final_logit_softcapping": 20.0}, "caps its logits"),
+        ({"selector_top_k": 81}, "selector_top_k"),
+        ({"conv_group_size": 24}, "conv_group_size"),
+        ({"selector_rank": 0}, "selector_rank"),
+        ({"conv_kernel_size": True}, "conv_kernel_size"),
+        ({"target_layer_ids": "all"}, "target_layer_ids"),
+    ],
+)
+def test_unsupported_nested_configurations(folder: Path, changes: dict[str, Any], words: str) -> None:
+    nested = drafter_settings("dflash2", SHAPE)["dflash_config"]
+    write_drafter(folder, "dflash2", dflash_config=nested | changes)
+    assert words in refusal(lambda: checkpoint.inspect(folder))
+
+
+def test_neutral_values_are_accepted(folder: Path) -> None:
+    nested = drafter_settings("dflash2", SHAPE)["dflash_config"]
+    neutral = {"output_multiplier": 1.0, "input_embedding_scale": 1, "causal": False, "use_swa": False}
+    neutral |= {"final_logit_softcapping": None}
+    write_drafter(folder, "dflash2", dflash_config=nested | neutral, rope_scaling=None, layer_types=None)
+    load(folder)
+
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 200),
+    st.floats(allow_nan=False, width=32),
+    st.text(max_size=3),
+    st.lists(st.integers(-1, 6) | st.text(max_size=2), max_size=3),
+    st.dictionaries(
+        st.sampled_from(["rope_theta", "bits", "group_size", "block_size"]), st.integers(), max_size=2
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {method: tmp_path_factory.mktemp(method) for method in METHODS}
+    for method, at in folders.items():
+        write_drafter(at, method)
+    return folders
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(data=st.data())
+def test_any_value_anywhere_is_loaded_or_refused(written: dict[str, Path], data: st.DataObject) -> None:
+    method = data.draw(st.sampled_from(METHODS))
+    config = drafter_settings(method, SHAPE)
+    places: list[tuple[dict[str, Any], str]] = [
+        (config, key) for key in (*config, "quantization", "rope_scaling")
+    ]
+    if nested := config.get("dflash_config"):
+        places += [(nested, key) for key in nested]
+    if method == "dspark":
+        places.append((config, "dflash_config"))
+    place, key = data.draw(st.sampled_from(places))
+    place[key] = data.draw(ODD)
+    (written[method] / "config.json").write_text(json.dumps(config))
+    # Anything else than a refusal fails the test.
+    with contextlib.suppress(CheckpointError):
+        load(written[method])
+
+
+# ---------------------------------------------------------------------------- tensors
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, mx.array]], None]) -> None:
+    """Change the stored tensors."""
+    file = folder / "model.safetensors"
+    weights = dict(mx.load(str(file)))
+    mx.eval(weights)
+    change(weights)
+    file.unlink()
+    mx.save_safetensors(str(file), weights)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("dspark", "fc.weight"),
+        ("dspark", "markov_head.markov_w2.weight"),
+        ("dspark", "confidence_head.proj.bias"),
+        ("dflash", "layers.1.self_attn.k_norm.weight"),
+        ("dflash2", "candidate_selector.successor_codebook"),
+        ("dflash2", "layers.0.mlp_conv.base_kernel"),
+    ],
+)
+def test_missing_and_misshapen_tensors(folder: Path, method: str, name: str) -> None:
+    write_drafter(folder, method)
+    renamed = f"{name}.weight" if name.endswith("codebook") else name
+    rewrite(folder, lambda weights: weights.update({name: weights[name][..., :-1]}))
+    sentence = refusal(lambda: load(folder))
+    assert renamed in sentence
+    assert "config.json" in sentence
+    rewrite(folder, lambda weights: weights.pop(name))
+    assert renamed in refusal(lambda: load(folder))
+
+
+def test_tables_of_the_target_are_borrowed(folder: Path) -> None:
+    """Published DSpark checkpoints repeat the target's embedding and head."""
+    write_drafter(folder, "dspark")
+    tables = {name: mx.zeros((SHAPE.vocabulary, SHAPE.hidden)) for name in ("embed_tokens", "lm_head")}
+    rewrite(folder, lambda weights: weights.update({f"{n}.weight": t for n, t in tables.items()}))
+    load(folder)
+
+
+def test_convolution_projections_may_lack_a_suffix(folder: Path) -> None:
+    write_drafter(folder, "dflash2")
+    name = "layers.0.mlp_conv.kernel_projection"
+    rewrite(folder, lambda weights: weights.update({name: weights.pop(f"{name}.weight")}))
+    load(folder)
+
+
+def test_tensor_that_nobody_expects(folder: Path) -> None:
+    write_drafter(folder, "dflash")
+    rewrite(folder, lambda weights: weights.update({"mask_hidden": mx.zeros(3)}))
+    assert "mask_hidden" in refusal(lambda: load(folder))
+
+
+@pytest.mark.parametrize("key", ["layers", "hidden"])
+def test_config_that_contradicts_the_tensors(folder: Path, key: str) -> None:
+    changes = {"layers": {"num_hidden_layers": 3}, "hidden": {"hidden_size": 128}}[key]
+    write_drafter(folder, "dflash", **changes)
+    assert "does not hold what its config.json says" in refusal(lambda: load(folder))
+
+
+def test_quantisation_that_does_not_divide(folder: Path) -> None:
+    write_drafter(folder, "dflash", bits=4)
+    config = json.loads((folder / "config.json").read_text())
+    for quantization in ({"group_size": 128, "bits": 4}, {"bits": 4}, {"group_size": 32, "bits": 7}, "4bit"):
+        (folder / "config.json").write_text(json.dumps(config | {"quantization": quantization}))
+        assert folder.name in refusal(lambda: load(folder))
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("dspark", "norm.weight"),
+        ("dspark", "fc.weight"),
+        ("dspark", "markov_head.markov_w1.weight"),
+        ("dspark", "confidence_head.proj.bias"),
+        ("dflash", "layers.1.mlp.down_proj.weight"),
+        ("dflash2", "layers.0.attention_conv.base_kernel"),
+        ("dflash2", "candidate_selector.predecessor_codebook"),
+    ],
+)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_not_finite(folder: Path, method: str, name: str, value: float) -> None:
+    write_drafter(folder, method)
+
+    def spoil(weights: dict[str, mx.array]) -> None:
+        spoilt = np.array(weights[name])
+        spoilt.flat[0] = value
+        weights[name] = mx.array(spoilt)
+
+    rewrite(folder, spoil)
+    assert "not finite" in refusal(lambda: load(folder))
+
+
+# ---------------------------------------------------------------------------- fit
+
+
+def test_fitting_target_has_no_misfit(folder: Path) -> None:
+    write_drafter(folder, "dspark")
+    found = checkpoint.inspect(folder)
+    assert checkpoint.misfit(found, NumpyTables(80, 64), 5) is None
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "hidden", "layers", "words"),
+    [
+        (80, 128, 5, "(hidden size 64, not 128)"),
+        (96, 64, 5, "(vocabulary 80, not 96)"),
+        (80, 64, 6, "(5 layers, not 6)"),
+        (80, 64, 3, "(5 layers, not 3)"),
+    ],
+)
+def test_misfits(folder: Path, vocabulary: int, hidden: int, layers: int, words: str) -> None:
+    write_drafter(folder, "dflash")
+    reason = checkpoint.misfit(checkpoint.inspect(folder), NumpyTables(vocabulary, hidden), layers)
+    assert reason == f"drafter is for another target {words}"
+
+
+def test_taps_beyond_the_target(folder: Path) -> None:
+    write_drafter(folder, "dflash", num_target_layers=None)
+    found = checkpoint.inspect(folder)
+    assert checkpoint.misfit(found, NumpyTables(80, 64), 4) is None
+    reason = checkpoint.misfit(found, NumpyTables(80, 64), 3)
+    assert reason == "drafter is for another target (4 layers, not 3)"
+
+
+def test_code_in_the_folder_is_never_run(folder: Path) -> None:
+    write_drafter(folder, "dflash", auto_map={"AutoModel": "dflash.DFlashDraftModel"})
+    (folder / "dflash.py").write_text("raise SystemExit('this must not run')")
+    load(folder)
+    shutil.rmtree(folder)
