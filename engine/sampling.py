@@ -13,6 +13,9 @@ from dspark_tui.engine.protocol import Sampling
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy (DeepSpec's rule; specs: drafters, II.5)."""
 
+_LEAST = 2.0**-126
+"""Smallest normal float32: a smaller top_p would be 0 there, and keep nothing."""
+
 _MASK64 = (1 << 64) - 1
 
 
@@ -37,7 +40,7 @@ def probabilities(logits: mx.array, sampling: Sampling) -> mx.array:
         ranked = mx.take_along_axis(p, order, axis=-1)
         before = mx.cumsum(ranked, axis=-1) - ranked
         # A token stays while the mass above it is short of top_p, so the first one always does.
-        kept = mx.where(before < sampling.top_p, ranked, 0.0)
+        kept = mx.where(before < max(sampling.top_p, _LEAST), ranked, 0.0)
         p = mx.put_along_axis(mx.zeros_like(p), order, kept, axis=-1)
         p = p / p.sum(axis=-1, keepdims=True)
     return p

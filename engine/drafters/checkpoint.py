@@ -11,7 +11,7 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -303,7 +303,7 @@ def _rename(name: str) -> str:
 def _read_weights(checkpoint: Checkpoint) -> dict[str, mx.array]:
     weights: dict[str, mx.array] = {}
     for file in sorted(checkpoint.path.glob("*.safetensors")):
-        weights.update(mx.load(str(file)))
+        weights.update(cast(dict[str, mx.array], mx.load(str(file))))
     return {_rename(name): value for name, value in weights.items() if not name.startswith(_BORROWED)}
 
 
@@ -319,7 +319,7 @@ def _quantise(model: Backbone, quantization: dict[str, Any], weights: dict[str, 
 
 
 def _all_finite(model: nn.Module) -> bool:
-    values = [value for _, value in tree_flatten(model.parameters())]
+    values = [value for _, value in cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))]
     floats = [mx.isfinite(value).all() for value in values if mx.issubdtype(value.dtype, mx.floating)]
     return bool(mx.stack(floats).all().item())
 
