@@ -7,7 +7,9 @@ import contextlib
 import dataclasses
 import os
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +18,13 @@ from textual import on
 from textual.app import App, SystemCommand
 from textual.binding import Binding
 from textual.screen import Screen
+from textual.worker import WorkerFailed
 
 from dspark_tui.actions import Situation, commands, of_place
 from dspark_tui.controller import DEMO, Controller, EngineLike, Severity, StartEngine
 from dspark_tui.conversation import Exchange, Facts, Phase
 from dspark_tui.metrics import Snapshot
+from dspark_tui.paths import log_dir
 from dspark_tui.screens.chat import Banner, ChatScreen
 from dspark_tui.text.format import plural
 from dspark_tui.text.sanitize import one_line, sanitize
@@ -39,7 +43,7 @@ FLUSH_SHARE = 3
 """Pause between two flushes, in multiples of what the last one cost."""
 TICK_SECONDS = 0.5
 QUIT_SECONDS = 2.0
-HANGUP_STATUS = 129
+FAILED, USAGE, HANGUP_STATUS = 1, 2, 129
 
 
 class DsparkApp(App[int]):
@@ -79,6 +83,8 @@ class DsparkApp(App[int]):
         self._drawn = Facts()
         self._wake = asyncio.Event()
         self._quit_armed = 0.0
+        self.fault = ""
+        """What broke the program, in a sentence; empty while nothing did."""
         self.theme = THEME
 
     # ------------------------------------------------------------------ life
@@ -92,6 +98,10 @@ class DsparkApp(App[int]):
         self._ticking = self.set_interval(TICK_SECONDS, self._tick, pause=True)
         self._handle_signals()
         self.call_after_refresh(self._begin)
+
+    def on_unmount(self) -> None:
+        """Nothing goes on for a screen that is gone."""
+        self.controller.drop()
 
     def _begin(self) -> None:
         self.run_worker(self._pump(), name="pump")
@@ -111,6 +121,11 @@ class DsparkApp(App[int]):
     async def action_quit(self) -> None:
         """Leave at once."""
         self.exit(0)
+
+    def _fatal_error(self) -> None:
+        """A fault of the program: one sentence after the screen is restored, the traceback in a file."""
+        self.fault = _report(self._exception)
+        self._close_messages_no_wait()
 
     # ------------------------------------------------------------------ what the screens read
 
@@ -430,6 +445,10 @@ def run(model: str | None, drafter: str | None, fake: Path | None, temperature: 
     `model` None takes the demo when it is on this machine, else a choice is offered. `fake` is a script for
     the fake engine.
     """
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        message = "dspark-tui: the chat draws on the terminal through stderr; do not redirect it."
+        print(message, file=sys.stderr)
+        return USAGE
 
     async def start_engine() -> EngineLike:
         from dspark_tui.engine.client import Engine
@@ -451,4 +470,22 @@ async def _run(app: DsparkApp) -> int:
         code = await app.run_async()
     finally:
         await app.controller.close()
+    if app.fault:
+        print(app.fault, file=sys.stderr)
+        return FAILED
     return code if code is not None else app.return_code or 0
+
+
+def _report(error: BaseException | None) -> str:
+    """Write the traceback to the log folder and say where it is."""
+    if error is None:
+        return "dspark-tui: the program broke for an unknown reason; please report it."
+    cause = error.error if isinstance(error, WorkerFailed) else error
+    what = one_line(f"{type(cause).__name__}: {cause}", 200)
+    path = log_dir() / "crash.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(traceback.format_exception(cause)), encoding="utf-8", errors="replace")
+    except OSError as failure:
+        return f"dspark-tui: the program broke ({what}); the details could not be written: {failure}."
+    return f"dspark-tui: the program broke ({what}); please report it with {path}."

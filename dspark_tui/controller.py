@@ -243,10 +243,16 @@ class Controller:
     async def close(self) -> None:
         """End the engine."""
         self._closing = True
+        self.drop()
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.on_gone = None
             await engine.close()
+
+    def drop(self) -> None:
+        """Give up what runs on this side; the engine is not told."""
+        for task in self._tasks:
+            task.cancel()
 
     # ------------------------------------------------------------------ prompts and answers
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -50,13 +49,13 @@ class ChatScreen(Screen[None]):
 
     AUTO_FOCUS = "#prompt"
     BINDINGS = [Binding("ctrl+c", "app.interrupt", show=False)]
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
+    HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [
         (0, "-tiny"),
         (MIN_WIDTH, "-narrow"),
         (lines.NARROW, "-medium"),
         (lines.WIDE, "-wide"),
     ]
-    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
+    VERTICAL_BREAKPOINTS: list[tuple[int, str]] | None = [
         (0, "-flat"),
         (MIN_HEIGHT, "-low"),
         (20, "-tall"),

@@ -31,10 +31,21 @@ class Dialog(ModalScreen[T]):
         text-style: bold;
         margin-bottom: 1;
     }
+    Dialog.-narrow .heading, Dialog.-narrow Input {
+        margin-bottom: 0;
+    }
+    Dialog.-narrow > .box {
+        max-width: 100%;
+        max-height: 100%;
+    }
+    Dialog.-narrow .hint {
+        margin-top: 0;
+    }
     Dialog .hint {
-        color: $text-muted;
+        color: $foreground 75%;
         margin-top: 1;
     }
     """
 
+    HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (60, "-normal")]
     BINDINGS = [Binding("escape,ctrl+c", "dismiss(None)", "Close", show=False, priority=True)]

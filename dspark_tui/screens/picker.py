@@ -27,6 +27,10 @@ _MOVES = {
 }
 
 
+_TWO_ROWS = 52
+"""Narrower lists have the detail below the name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One choice. `detail` says what it is; `reason` why it cannot be chosen (then `usable` is False)."""
@@ -103,33 +107,34 @@ class PickerScreen(Dialog[str | None]):
         self._hint = hint
         self._free = free
         self._empty = empty
+        self._field = _Filter(placeholder=f"filter, or a {free}" if free else "filter", compact=True)
+        self._field.cursor_blink = False
+        self._options = OptionList(markup=False, compact=True)
+        self._note = Plain(classes="note")
 
     def compose(self) -> ComposeResult:
         """The parts, top to bottom."""
-        field = _Filter(placeholder=f"filter, or a {self._free}" if self._free else "filter", compact=True)
-        field.cursor_blink = False
         with Vertical(classes="box"):
             yield Plain(one_line(self._heading), classes="heading")
-            yield field
-            yield OptionList(markup=False, compact=True)
-            yield Plain(classes="note")
+            yield self._field
+            yield self._options
+            yield self._note
             yield Plain(self._hint, classes="hint")
 
     def on_mount(self) -> None:
         """Show all rows, the present one highlighted."""
-        self.query_one(Input).focus()
+        self._field.focus()
         self._show("")
 
     def on_resize(self) -> None:
         """Rows are made for the width."""
-        self.call_after_refresh(self._show, self.query_one(Input).value)
+        self.call_after_refresh(self._show, self._field.value)
 
     def set_rows(self, rows: list[Row], empty: str) -> None:
         """Replace the rows, for lists that come later; `empty` is said when there is none."""
         self._rows, self._empty = rows, sanitize(empty)
-        if not self.is_attached:
-            return
-        self._show(self.query_one(Input).value)
+        if self.is_mounted:
+            self._show(self._field.value)
 
     # ------------------------------------------------------------------ rows
 
@@ -144,9 +149,9 @@ class PickerScreen(Dialog[str | None]):
         self._show(event.value)
 
     def _show(self, text: str) -> None:
-        options = self.query_one(OptionList)
+        options = self._options
         matching = self._matching(text)
-        width = options.size.width or 76
+        width = options.size.width or min(76, self.app.size.width - 8)
         name_width = max([cells(one_line(row.name)) for row in self._rows], default=0)
         name_width = min(name_width, max(8, width // 2))
         options.clear_options()
@@ -165,14 +170,16 @@ class PickerScreen(Dialog[str | None]):
         best = present if present is not None and not typed else usable
         options.highlighted = best if best is not None else (len(matching) if typed and self._free else None)
         note = self._empty if not self._rows else "nothing matches" if not options.option_count else ""
-        self.query_one(".note", Plain).show(note)
-        self.query_one(".note", Plain).display = bool(note)
+        self._note.show(note)
+        self._note.display = bool(note)
 
     def _prompt(self, index: int, row: Row, name_width: int, width: int) -> Content:
         sign = "›" if row.present else " "
         number = str(index + 1) if index < 9 else " "
         name = one_line(row.name, name_width)
         name += " " * (name_width - cells(name))
+        if width < _TWO_ROWS:
+            return _on_two_rows(sign, number, row, width)
         if not row.usable:
             why = f"not usable: {one_line(row.reason) or 'no reason was given'}"
             indent = name_width + 7
@@ -191,7 +198,7 @@ class PickerScreen(Dialog[str | None]):
 
     @on(_Filter.Move)
     def _move(self, event: _Filter.Move) -> None:
-        getattr(self.query_one(OptionList), f"action_{_MOVES[event.key]}")()
+        getattr(self._options, f"action_{_MOVES[event.key]}")()
 
     @on(_Filter.Number)
     def _number(self, event: _Filter.Number) -> None:
@@ -200,7 +207,7 @@ class PickerScreen(Dialog[str | None]):
 
     @on(Input.Submitted)
     def _enter(self) -> None:
-        options = self.query_one(OptionList)
+        options = self._options
         if options.highlighted is not None:
             self._choose(options.get_option_at_index(options.highlighted))
 
@@ -211,8 +218,22 @@ class PickerScreen(Dialog[str | None]):
     def _choose(self, option: Option) -> None:
         if option.disabled:
             return
-        text = self.query_one(Input).value
+        text = self._field.value
         if option.id == "free":
             self.dismiss(text.strip())
         else:
             self.dismiss(self._matching(text)[int(option.id or 0)].value)
+
+
+def _on_two_rows(sign: str, number: str, row: Row, width: int) -> Content:
+    name = one_line(row.name, width - 5)
+    if row.usable:
+        head = Content.assemble(
+            (f"{sign} ", STYLES["accent"]), (f"{number}  ", STYLES["muted"]), (name, STYLES["strong"])
+        )
+        below = [one_line(row.detail, width - 5)]
+    else:
+        head = Content.styled(f"{sign} {number}  {name}", STYLES["muted"])
+        below = wrap(f"not usable: {one_line(row.reason) or 'no reason was given'}", max(16, width - 6))
+    text = "".join(f"\n     {line}" for line in below if line)
+    return head + Content.styled(text, STYLES["muted"])

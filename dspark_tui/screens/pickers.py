@@ -30,7 +30,7 @@ def drafter_rows(drafters: Sequence[DrafterInfo], present: str) -> list[Row]:
 def _drafter_detail(drafter: DrafterInfo) -> str:
     if drafter.method == "none":
         return "plain decoding"
-    parts = [drafter.method]
+    parts: list[str] = [drafter.method]
     if drafter.drafts:
         parts.append(f"{plural(drafter.drafts, 'draft')} a round")
     if drafter.weight_bytes:

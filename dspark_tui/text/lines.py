@@ -137,7 +137,7 @@ def _state(facts: Facts, snapshot: Snapshot, now: float) -> Line:
         case Phase.NO_MODEL:
             return (("! ", "warn"), ("no model", ""), (" · F3 chooses one", "muted"))
         case Phase.GONE:
-            return (("! ", "bad"), ("engine gone", ""), (" · r restarts it", "muted"))
+            return (("! ", "bad"), ("engine gone", ""))
         case Phase.STOPPING:
             return (("● ", "warn"), (f"stopping {since}", ""))
         case Phase.ANSWERING:

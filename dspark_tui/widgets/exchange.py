@@ -126,6 +126,7 @@ class ExchangeView(Vertical):
         self._foot.show(lines_content(marks))
         self._foot.display = bool(marks)
         self._show_thinking()
+        self.set_class(not (self.exchange.answer.pieces or self.exchange.answer.thoughts or marks), "-empty")
         if not self._splitter.tail.strip():
             self._tail.display = False
 

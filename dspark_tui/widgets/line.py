@@ -16,7 +16,7 @@ from dspark_tui.text.lines import Line, Span, Style
 
 STYLES: dict[Style, str] = {
     "": "",
-    "muted": "$text-muted",
+    "muted": "$foreground 75%",
     "strong": "bold",
     "accent": "$text-accent",
     "good": "$text-success",

@@ -9,9 +9,11 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
 from textual.app import ComposeResult
+from textual.content import Content
 from textual.widgets import Markdown, Static
 from textual.widgets._markdown import (
     MarkdownBlock,
+    MarkdownFence,
     MarkdownTable,
     MarkdownTableCellContents,
     MarkdownTableContent,
@@ -19,6 +21,8 @@ from textual.widgets._markdown import (
 
 from dspark_tui.text.sanitize import sanitize
 from dspark_tui.text.splitter import Block
+
+_RELATIVES = {"metal": "cpp", "msl": "cpp", "hlsl": "cpp", "jsonc": "json", "sh-session": "console"}
 
 
 def _clean(token: Token) -> None:
@@ -72,6 +76,16 @@ class _Table(MarkdownTable):
                 yield _TableContent(child.headers, child.rows)
 
 
+class _Fence(MarkdownFence):
+    """Knows some languages by the name of a relative that the highlighter knows."""
+
+    @classmethod
+    def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
+        """Coloured code; an unknown language gives plain text."""
+        name = language.split()[0].lower() if language.strip() else ""
+        return super().highlight(code, _RELATIVES.get(name, name), ansi=ansi, dark=dark)
+
+
 class AnswerMarkdown(Markdown):
     """One closed block of an answer, or a whole one."""
 
@@ -85,7 +99,10 @@ class AnswerMarkdown(Markdown):
 
     def get_block_class(self, block_name: str) -> type[MarkdownBlock]:
         """Our table, the library's other blocks."""
-        return _Table if block_name == "table_open" else super().get_block_class(block_name)
+        return _BLOCKS.get(block_name) or super().get_block_class(block_name)
+
+
+_BLOCKS: dict[str, type[MarkdownBlock]] = {"table_open": _Table, "fence": _Fence, "code_block": _Fence}
 
 
 def folded(text: str) -> Static:
