@@ -43,9 +43,10 @@ class AnswerText:
     def _look_for_stop(self, before: int) -> None:
         text = self._detokenizer.text
         longest = max(map(len, self._stops), default=0)
-        found = [text.find(stop, max(0, before - longest + 1)) for stop in self._stops]
-        if hits := [at for at in found if at >= 0]:
-            self._end = min(hits)
+        # Of two stop strings the one that is complete first counts, however the text came in tokens.
+        found = [(text.find(stop, max(0, before - longest + 1)), stop) for stop in self._stops]
+        if hits := [(at + len(stop), at) for at, stop in found if at >= 0]:
+            self._end = min(hits)[1]
 
     def take(self, final: bool = False) -> str:
         """The text that may be shown since the last call; with `final` all of it."""

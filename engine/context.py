@@ -11,7 +11,8 @@ _COMPACT_AT = 64
 
 
 class ContextRows:
-    """Tap rows of the positions `base` to `length - 1`, `[*, taps * hidden]`, newest `window` of them."""
+    """Tap rows of the positions `base` to `length - 1`, `[*, taps * hidden]`: the newest `window` of them,
+    and as many before as came with those in one piece."""
 
     def __init__(self, window: int = WINDOW) -> None:
         self.window = window
@@ -26,9 +27,9 @@ class ContextRows:
         while self._chunks and self.length - self.base - self._chunks[0].shape[0] >= self.window:
             self.base += self._chunks.pop(0).shape[0]
         if len(self._chunks) > _COMPACT_AT:
-            merged = mx.concatenate(self._chunks)
+            merged = mx.concatenate(self._chunks)[-self.window :]
             mx.eval(merged)
-            self._chunks = [merged]
+            self._chunks, self.base = [merged], self.length - merged.shape[0]
 
     def since(self, position: int) -> tuple[int, mx.array | None]:
         """`(start, rows)`: the kept rows from `position` on. `start` is above `position` when older rows
@@ -48,6 +49,8 @@ class ContextRows:
 
     def truncate(self, length: int) -> None:
         """Forget the positions from `length` on."""
+        if length >= self.length:
+            return
         while self._chunks and self.length > length:
             last = self._chunks.pop()
             self.length -= last.shape[0]
