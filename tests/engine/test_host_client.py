@@ -534,7 +534,7 @@ async def test_an_engine_that_does_not_come_up(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(EngineGone, match=r"ended with exit code 1 before it was ready; its log is /"):
         await Engine.start()
     monkeypatch.setattr(spawn.sys, "executable", "/nowhere/python")
-    with pytest.raises(EngineGone, match="could not be started: .*No such file"):
+    with pytest.raises(EngineGone, match=r"could not be started: .*No such file"):
         await Engine.start()
 
 
