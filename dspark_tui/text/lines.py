@@ -220,7 +220,7 @@ def _numbers(snapshot: Snapshot, *, short: bool) -> list[Span]:
 def strip(facts: Facts, snapshot: Snapshot, width: int) -> Line:
     """The metrics on one line, for screens without the pane."""
     if not snapshot.rounds and snapshot.average is None:
-        return (("speed n/a: no answer yet", "muted"),)
+        return fit([("speed n/a: no answer yet", "muted")], width)
     spans = _numbers(snapshot, short=False)
     if snapshot.drafted:
         spans.append((f" {percent(snapshot.accepted, snapshot.drafted)} % ", "muted"))
