@@ -282,9 +282,13 @@ def test_a_terminal_gets_no_control_characters_of_the_model() -> None:
     assert shown == "red ␛[31mtext␛[0m and a bell ␇.\r\n"
 
 
-def test_stderr_on_a_terminal_shows_progress_and_a_summary() -> None:
+def test_stderr_on_a_terminal_shows_progress_and_a_summary(tmp_path: Path) -> None:
+    script = tmp_path / "hello.toml"
+    # Long enough for a line that is drawn at most ten times a second.
+    text = (SCRIPTS / "hello.toml").read_text().replace("parts = 4", "parts = 4\ndelay = 0.1")
+    script.write_text(text)
     master, terminal = pty.openpty()
-    process = start("hi", script=SCRIPTS / "hello.toml", stderr=terminal)
+    process = start("hi", script=script, stderr=terminal)
     os.close(terminal)
     shown = read_all(master).decode()
     out, _ = process.communicate(timeout=20)
