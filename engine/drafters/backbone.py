@@ -218,8 +218,11 @@ class BlockDrafter(ABC):
         a shorter block would change every prediction."""
         ids = mx.concatenate([mx.array([anchor], dtype=mx.uint32), self._masks])
         hidden = self.model(self.tables.embed(ids).astype(self._dtype), self._caches)
+        finite = mx.isfinite(hidden).all()
+        # Not a number has no place in an order, and what is picked by one could lie outside a table.
+        hidden = mx.where(finite, hidden, mx.zeros_like(hidden))
         proposal = self._draft(hidden, anchor, min(k, self.drafts), sampler)
-        return Proposal(proposal.tokens, proposal.q, proposal.confidence, mx.isfinite(hidden).all())
+        return Proposal(proposal.tokens, proposal.q, proposal.confidence, finite)
 
     @abstractmethod
     def _draft(self, hidden: mx.array, anchor: int, k: int, sampler: Sampler) -> Proposal:

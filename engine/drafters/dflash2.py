@@ -24,6 +24,7 @@ def top_candidates(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     """The `count` largest of each row of `logits` `[n, vocabulary]`: ids `[n, count]` (uint32) and values.
 
     Exact, in two stages: the largest `count` all lie in the `count` groups with the largest maxima.
+    `count` is at most the vocabulary.
     """
     rows, vocabulary = logits.shape
     padding = -vocabulary % _CHUNK
@@ -37,7 +38,8 @@ def top_candidates(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     pool = mx.take_along_axis(groups, best[:, :, None], axis=1).reshape(rows, -1)
     inside = mx.argpartition(-pool, count - 1, axis=-1)[:, :count]
     group = mx.take_along_axis(best, inside // _CHUNK, axis=-1)
-    ids = group * _CHUNK + inside % _CHUNK
+    # Padding is never among the best of real logits; an id outside the vocabulary would be a wild write.
+    ids = mx.minimum(group * _CHUNK + inside % _CHUNK, vocabulary - 1)
     return ids.astype(mx.uint32), mx.take_along_axis(pool, inside, axis=-1)
 
 
