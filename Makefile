@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.14 python3 p
 PIP     = $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types imports unit tree snap bench lock dist clean
+.PHONY: help demo test lint format types imports unit tree snap picture bench lock dist clean
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | while IFS='	' read -r name words; do \
@@ -41,6 +41,9 @@ unit: $(VENV)/installed-dev  ## the tests alone (PYTEST=... passes options)
 
 snap: $(VENV)/installed-dev  ## accept the screens as they are now
 	$(BIN)/python -m pytest tests/dspark_tui --snapshot-update
+
+picture: $(VENV)/installed-dev  ## draw docs/screenshot.svg anew (on a quiet machine: its figures are real)
+	$(BIN)/python tools/screenshot.py
 
 bench: $(VENV)/installed-dev  ## measure the demo pair on this machine
 	$(BIN)/python benchmarks/demo_speed.py
