@@ -88,7 +88,7 @@ def generate(session: Session, reply: Reply, sampler: Sampler, commands: Command
             if reply.reason is None:
                 yield from loop.round()
     finally:
-        session.target.roll_back()
+        loop.settle()
         reply.text.finish()
 
 
@@ -111,6 +111,16 @@ class _Loop:
                 problem = error
             yield SwitchStep(command, self.session.info, problem)
 
+    def settle(self) -> None:
+        """Leave committed tokens only in the cache."""
+        # A step that ran ahead took the last token, which is known by now: kept, it is one row less to
+        # compute in the next turn, and a cache that cannot be cut stays whole.
+        if self.ahead is not None and self.target.length == len(self.target.tokens) + 1:
+            self.target.commit([self.reply.anchor])
+            self._remember(self.ahead.rows)
+        self.ahead = None
+        self.target.roll_back()
+
     # ------------------------------------------------------------------ prefill
 
     def prefill(self) -> Iterator[Step]:
@@ -124,7 +134,7 @@ class _Loop:
             if reply.reason is not None:
                 return
             chunk = prompt[done : done + size]
-            forward = self.target.forward(mx.array(chunk, dtype=mx.uint32), last_only=True)
+            forward = self.target.forward(mx.array(list(chunk), dtype=mx.uint32), last_only=True)
             self._remember(forward.rows)
             self.session.catch_up()
             done += len(chunk)
@@ -136,7 +146,7 @@ class _Loop:
             yield PrefillStep(done)
         reply.prefilled_at = time.perf_counter()
         assert token is not None
-        reply.take([int(token.item())])
+        reply.take([_number(token)])
         mx.clear_cache()
         yield RoundStep(None)
 
@@ -152,11 +162,11 @@ class _Loop:
         if proposal.k == 0:
             self._run_ahead(outcome.bonus)
         drafts, drafted_at = self._wait_for_draft(begun, proposal, forward, outcome)
-        accepted, bonus = int(outcome.accepted.item()), int(outcome.bonus.item())
+        accepted, bonus = _number(outcome.accepted), _number(outcome.bonus)
         verified_at = time.perf_counter()
         if proposal.finite is not None and not proposal.finite.item():
             fault, accepted = "its numbers overflowed", 0
-            bonus = int(self.sampler.pick(forward.logits[:1]).item())
+            bonus = _number(self.sampler.pick(forward.logits[:1]))
         anchor = reply.anchor
         taken = reply.take([*drafts[:accepted], bonus])
         kept = min(accepted, taken)
@@ -246,3 +256,8 @@ class _Loop:
     def _remember(self, rows: mx.array | None) -> None:
         if rows is not None:
             self.session.rows.append(rows)
+
+
+def _number(array: mx.array) -> int:
+    """The one number of `array`, once it is computed."""
+    return int(array.item())  # type: ignore[arg-type]

@@ -43,7 +43,8 @@ def _owner(model: nn.Module) -> nn.Module:
     """The module that owns the embedding and the layers."""
     for _, module in model.named_modules():
         if "embed_tokens" in module and "layers" in module:
-            return module
+            owner: nn.Module = module
+            return owner
     raise ValueError("its modules are not named as mlx-lm names them (embed_tokens, layers)")
 
 
@@ -72,7 +73,8 @@ class Target:
 
     def embed(self, ids: mx.array) -> mx.array:
         """See `Tables.embed`."""
-        return self._embedding(ids)
+        rows: mx.array = self._embedding(ids)
+        return rows
 
     def head(self, hidden: mx.array) -> mx.array:
         """See `Tables.head`."""
@@ -134,13 +136,15 @@ class Target:
         self._ahead -= len(tokens)
 
     def roll_back(self) -> None:
-        """Take every row out of the cache that is not committed."""
-        if self._ahead:
+        """Take every row out of the cache that is not committed; starts over when it cannot be cut."""
+        if self._ahead and self.cannot_roll_back():
+            self.reset()
+        elif self._ahead:
             rollback.truncate(self._cache, len(self.tokens))
             self._ahead = 0
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` committed positions; starts over when the cache cannot do that."""
+        """Keep the first `length` committed positions; starts over when it cannot be cut."""
         if length >= len(self.tokens) and not self._ahead:
             return
         if length == 0 or self.cannot_roll_back():
