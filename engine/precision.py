@@ -6,6 +6,8 @@ goes through BLAS, where eight rows cost little more than one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
@@ -54,4 +56,5 @@ def to_float32(module: nn.Module) -> None:
 
 def weight_bytes(module: nn.Module) -> int:
     """Bytes of all parameters of `module` as they stand in memory."""
-    return sum(value.nbytes for _, value in tree_flatten(module.parameters()))
+    parameters: Any = tree_flatten(module.parameters())
+    return sum(value.nbytes for _, value in parameters)

@@ -21,7 +21,7 @@ def _recording_class(base: type) -> type:
     if base not in _recording:
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            out = base.__call__(self, *args, **kwargs)  # type: ignore[operator]
+            out = base.__call__(self, *args, **kwargs)
             self._tap_sink(out)
             return out
 

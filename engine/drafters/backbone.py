@@ -125,11 +125,11 @@ class GroupedConv(nn.Module):
         base = self.base_kernel.reshape(1, 2, self.conv_taps, self.groups, self.group)
         return (base + delta).reshape(rows, 2, self.conv_taps, -1).transpose(1, 2, 0, 3)
 
-    def apply(self, x: mx.array, taps: mx.array) -> mx.array:
+    def convolve(self, x: mx.array, taps: mx.array) -> mx.array:
         """`out[i] = sum over t of taps[t, i] * x[i - t]`; `taps` `[tap, rows, hidden]` of one side."""
         out = taps[0] * x
         for t in range(1, self.conv_taps):
-            out = out + taps[t] * mx.pad(x[:-t], ((t, 0), (0, 0)))
+            out = out + taps[t] * mx.pad(x[:-t], [(t, 0), (0, 0)])
         return out
 
 
@@ -154,11 +154,11 @@ class DraftLayer(nn.Module):
             x = x + self.self_attn(normed, cache)
             return x + self.mlp(self.post_attention_layernorm(x))
         before, after = self.attention_conv.coefficients(normed)
-        attended = self.self_attn(self.attention_conv.apply(normed, before), cache)
-        x = x + self.attention_conv.apply(attended, after)
+        attended = self.self_attn(self.attention_conv.convolve(normed, before), cache)
+        x = x + self.attention_conv.convolve(attended, after)
         normed = self.post_attention_layernorm(x)
         before, after = self.mlp_conv.coefficients(normed)
-        return x + self.mlp_conv.apply(self.mlp(self.mlp_conv.apply(normed, before)), after)
+        return x + self.mlp_conv.convolve(self.mlp(self.mlp_conv.convolve(normed, before)), after)
 
 
 class Backbone(nn.Module):
@@ -181,7 +181,8 @@ class Backbone(nn.Module):
         """Final hidden states `[rows, hidden]` of the embedded block `[rows, hidden]`."""
         for layer, cache in zip(self.layers, caches, strict=True):
             block = layer(block, cache)
-        return self.norm(block)
+        out: mx.array = self.norm(block)
+        return out
 
 
 class BlockDrafter(ABC):
@@ -243,5 +244,5 @@ class BlockDrafter(ABC):
 
     def state(self) -> list[mx.array]:
         """See `Drafter.state`."""
-        kept = (cache.kv for cache in self._caches if cache.kv.keys is not None)
-        return [array for kv in kept for array in (kv.keys, kv.values)]
+        arrays = (array for cache in self._caches for array in (cache.kv.keys, cache.kv.values))
+        return [array for array in arrays if array is not None]

@@ -60,13 +60,17 @@ NOTHING = Proposal(tokens=mx.zeros((0,), dtype=mx.uint32))
 
 
 class Drafter(Protocol):
-    """A drafter with its context. `length` is the position after the last context row."""
+    """A drafter with its context."""
 
     name: str
     method: Method
     drafts: int
     taps: tuple[int, ...]
-    length: int
+
+    @property
+    def length(self) -> int:
+        """The position after the last context row."""
+        ...
 
     def extend(self, rows: mx.array, position: int) -> None:
         """Take in tap rows `[n, taps * hidden]` of committed tokens at `position`, `position + 1`, ..."""

@@ -29,7 +29,7 @@ def top_candidates(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     rows, vocabulary = logits.shape
     padding = -vocabulary % _CHUNK
     if padding:
-        logits = mx.pad(logits, ((0, 0), (0, padding)), constant_values=-mx.inf)
+        logits = mx.pad(logits, [(0, 0), (0, padding)], constant_values=-mx.inf)
     groups = logits.reshape(rows, -1, _CHUNK)
     if groups.shape[1] > count:
         best = mx.argpartition(-groups.max(axis=-1), count - 1, axis=-1)[:, :count]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
+from tiny_pair import (
+    METHODS,
+    Oracle,
+    make_drafter,
+    make_session,
+    make_target,
+    no_commands,
+    plain_greedy,
+)
 
 from dspark_tui.engine import generator
 from dspark_tui.engine.answer_text import AnswerText
@@ -21,15 +31,6 @@ from dspark_tui.engine.reply import Reply
 from dspark_tui.engine.sampling import Sampler
 from dspark_tui.engine.session import Session
 from dspark_tui.engine.target import Target
-from tiny_pair import (
-    METHODS,
-    Oracle,
-    make_drafter,
-    make_session,
-    make_target,
-    no_commands,
-    plain_greedy,
-)
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 COUNT = 40
@@ -129,7 +130,7 @@ def test_prompts_around_the_chunk_size(length: int) -> None:
         done = [step.done for step in steps if isinstance(step, PrefillStep)]
         assert done[0] == 0
         assert done[-1] == length
-        assert all(b - a <= generator.CHUNK_CPU for a, b in zip(done, done[1:], strict=False))
+        assert all(b - a <= generator.CHUNK_CPU for a, b in itertools.pairwise(done))
 
 
 # ---------------------------------------------------------------------- ends
@@ -321,7 +322,7 @@ def test_the_next_turn_computes_only_what_is_new() -> None:
     # The last token of an answer is the anchor: the target has not seen it yet.
     assert again.reused == len(PROMPT) + 19
     assert again.tokens == plain_greedy(TARGET, turn, 20)
-    edited = PROMPT[:4] + [0, 0, 0]
+    edited = [*PROMPT[:4], 0, 0, 0]
     third, _ = answer(session, 20, prompt=edited)
     assert third.reused == 4
     assert third.tokens == plain_greedy(TARGET, edited, 20)

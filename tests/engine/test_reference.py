@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_pair import no_commands
 
 from dspark_tui.engine.answer_text import AnswerText
 from dspark_tui.engine.drafters.base import Proposal
@@ -18,7 +18,6 @@ from dspark_tui.engine.protocol import Sampling
 from dspark_tui.engine.reply import Reply
 from dspark_tui.engine.sampling import Sampler
 from dspark_tui.engine.session import Session
-from tiny_pair import no_commands
 
 REFERENCE: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent.parent / "data" / "reference.json").read_text(encoding="utf-8")
@@ -30,10 +29,10 @@ pytestmark = pytest.mark.demo
 
 
 @pytest.fixture(scope="module")
-def session(demo_target: Path) -> Iterator[Session]:
+def session(demo_target: Path) -> Session:
     target, config = load_target(ResolvedModel("demo", demo_target), lambda *_: None)
     made, _ = make_session(target, config, None)
-    yield made
+    return made
 
 
 def run(session: Session, number: int, drafter: str) -> Reply:

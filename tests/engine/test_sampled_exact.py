@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from tiny_pair import METHODS, make_drafter, make_session, make_target, no_commands
 
 from dspark_tui.engine import verify
 from dspark_tui.engine.answer_text import AnswerText
@@ -21,7 +22,6 @@ from dspark_tui.engine.generator import _Loop, generate
 from dspark_tui.engine.protocol import Method, Sampling
 from dspark_tui.engine.reply import Reply
 from dspark_tui.engine.sampling import Draws, Sampler
-from tiny_pair import METHODS, make_drafter, make_session, make_target, no_commands
 
 VOCABULARY = 4
 PROMPT = [1, 3, 2, 0, 1]
