@@ -43,7 +43,7 @@ FLUSH_SHARE = 3
 """Pause between two flushes, in multiples of what the last one cost."""
 TICK_SECONDS = 0.5
 QUIT_SECONDS = 2.0
-FAILED, USAGE, HANGUP_STATUS = 1, 2, 129
+FAILED, USAGE, STOPPED, HANGUP_STATUS = 1, 2, 130, 129
 
 
 class DsparkApp(App[int]):
@@ -111,7 +111,7 @@ class DsparkApp(App[int]):
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.add_signal_handler(signal.SIGTERM, self.exit, 0)
+            loop.add_signal_handler(signal.SIGTERM, self.exit, STOPPED)
             loop.add_signal_handler(signal.SIGHUP, self._hang_up)
 
     def _hang_up(self) -> None:

@@ -19,7 +19,7 @@ def on_cpu() -> bool:
 
 
 def drafter_dtype() -> mx.Dtype:
-    """Float32 on the CPU, else bf16: DFlash 2's residual stream overflows fp16 (specs: drafters, IV.1)."""
+    """Float32 on the CPU, else bf16: DFlash 2's residual stream overflows fp16."""
     return mx.float32 if on_cpu() else mx.bfloat16
 
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 from dspark_tui.engine.protocol import Sampling
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy (DeepSpec's rule; specs: drafters, II.5)."""
+"""Temperatures below this are greedy (DeepSpec's rule)."""
 
 _LEAST = 2.0**-126
 """Smallest normal float32: a smaller top_p would be 0 there, and keep nothing."""
@@ -48,7 +48,7 @@ def probabilities(logits: mx.array, sampling: Sampling) -> mx.array:
 
 class Draws:
     """Random draws of one answer: reproducible from the seed, independent of every other answer, and no
-    draw is ever used twice (draft and verify must not share randomness; specs: drafters, I.9)."""
+    draw is ever used twice: draft and verify must not share randomness."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

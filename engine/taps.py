@@ -50,7 +50,7 @@ def hook(module: nn.Module, sink: Sink) -> Callable[[], None]:
 
 class Taps:
     """Taps on the layers `ids` of `layers`. Id `i` is the residual stream after decoder layer `i`, before
-    the next layer's norm (Hugging Face's `hidden_states[i + 1]`; specs: drafters, I.3)."""
+    the next layer's norm (Hugging Face's `hidden_states[i + 1]`)."""
 
     def __init__(self, layers: Sequence[nn.Module], ids: Sequence[int]) -> None:
         """Hook the layers. Raises `IndexError` for an id outside `layers`."""

@@ -3,7 +3,7 @@
 Greedy: the longest prefix that equals the target's own choices (exact). Sampled: accept `d_j` with
 probability min(1, p_j(d_j) / q_j(d_j)); at the first rejection draw from max(p - q, 0), normalised; when
 all stand, draw from the last p. The output then has exactly the target's distribution (Leviathan et al.
-2023, Chen et al. 2023; specs: drafters, I.9). Everything stays lazy, so a round needs one synchronisation.
+2023, Chen et al. 2023). Everything stays lazy, so a round needs one synchronisation.
 """
 
 from __future__ import annotations

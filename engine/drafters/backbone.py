@@ -1,6 +1,6 @@
 """The transformer that DSpark, DFlash and DFlash 2 share: block queries over projected target taps.
 
-Formulas: specs drafters, I.2 to I.6, IV.4, after DeepSpec, z-lab DFlash and Inco AI's DFlash 2. A
+Formulas after DeepSeek's DeepSpec, z-lab's DFlash (arXiv 2602.06036) and Inco AI's DFlash 2. A
 committed token contributes keys and values only: `c = hidden_norm(fc(taps))`, then each layer's
 `rope(k_norm(k_proj c))` and `v_proj c`. The block `[anchor, mask, ...]` attends to that context and to
 itself in both directions; its own keys and values are never kept.

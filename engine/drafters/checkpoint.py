@@ -1,6 +1,6 @@
 """Reading a drafter's checkpoint: what it is, whether it fits the target, and loading it.
 
-Detection follows the published configurations (specs: drafters, II.2). Whatever is not certain to work is
+Detection follows the published configurations. Whatever is not certain to work is
 refused in one sentence. Code that a checkpoint carries is never run.
 """
 

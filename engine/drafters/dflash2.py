@@ -2,7 +2,7 @@
 
 Each slot offers the `top_k` tokens of the target's head. The walk goes from slot to slot; candidate c
 after token p scores `logit(c) + sum over r of A[p]_r w_r B[c]_r`, with w projected from the slot's hidden
-state and A, B the predecessor and successor codebooks (specs: drafters, IV.4).
+state and A, B the predecessor and successor codebooks.
 """
 
 from __future__ import annotations
