@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import mlx.core as mx
 from mlx_lm.utils import load_model, load_tokenizer
@@ -13,12 +13,13 @@ from dspark_tui.engine.drafters import checkpoint
 from dspark_tui.engine.drafters.base import Drafter
 from dspark_tui.engine.drafters.checkpoint import Checkpoint, CheckpointError
 from dspark_tui.engine.models.errors import ModelError
+from dspark_tui.engine.models.folder import read_config
 from dspark_tui.engine.models.folder import weight_bytes as stored_bytes
 from dspark_tui.engine.models.pairs import KnownDrafter, known_drafters
 from dspark_tui.engine.models.resolve import ResolvedModel
 from dspark_tui.engine.precision import on_cpu, to_float32, weight_bytes
-from dspark_tui.engine.protocol import DrafterInfo, ModelInfo, Stage
-from dspark_tui.engine.session import Candidate, Session
+from dspark_tui.engine.protocol import DrafterInfo, Method, ModelInfo, Stage
+from dspark_tui.engine.session import Candidate, Session, no_such_drafter
 from dspark_tui.engine.target import Target
 
 Report = Callable[[Stage, int, int, str], None]
@@ -77,19 +78,42 @@ def _stored_precision(config: dict[str, Any]) -> str:
     return str(config.get("torch_dtype") or config.get("dtype") or text.get("dtype") or "unknown precision")
 
 
+def check_drafter(model: ResolvedModel, wanted: str | None) -> None:
+    """Say before anything is read that no drafter of that name exists: raises what `make_session` would."""
+    known, name = _known(read_config(model.path), wanted)
+    if name not in (None, "none") and not any(name in (drafter.name, drafter.method) for drafter in known):
+        raise no_such_drafter(model.name, str(name), [drafter.name for drafter in known])
+
+
+def _known(config: dict[str, Any], wanted: str | None) -> tuple[list[KnownDrafter], str | None]:
+    """The drafters for a target, with the one in the folder `wanted` if it is one, and its name."""
+    known = known_drafters(config)
+    taken = ("", *get_args(Method), *(drafter.name for drafter in known))
+    folder = None if wanted is None or wanted in taken else _folder(wanted)
+    if folder is None:
+        return known, wanted
+    try:
+        found = checkpoint.inspect(folder)
+    except CheckpointError as error:
+        raise ModelError(str(error), "usage") from error
+    name = folder.absolute().name
+    return [KnownDrafter(name, found.method, folder), *known], name
+
+
+def _folder(text: str) -> Path | None:
+    try:
+        folder = Path(text).expanduser()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError, ValueError):  # a name too long, an unknown user's home
+        return None
+
+
 def make_session(target: Target, config: dict[str, Any], wanted: str | None) -> tuple[Session, str]:
     """A session with every drafter known for the target, and the name of the one to start with.
 
     `wanted` None means the best usable one; it may be a folder. Raises `UnknownDrafter` or ModelError.
     """
-    known = known_drafters(config)
-    if wanted is not None and (folder := Path(wanted).expanduser()).is_dir():
-        try:
-            found = checkpoint.inspect(folder)
-        except CheckpointError as error:
-            raise ModelError(str(error), "usage") from error
-        known.insert(0, KnownDrafter(folder.absolute().name, found.method, folder))
-        wanted = folder.absolute().name
+    known, wanted = _known(config, wanted)
     session = Session(target, [_candidate(drafter, target) for drafter in known])
     probe(target)
     if wanted is not None:

@@ -28,6 +28,13 @@ class UnknownDrafter(Exception):
     """A drafter that cannot be chosen; the text is one sentence for the user."""
 
 
+def no_such_drafter(target: str, wanted: str, known: Sequence[str]) -> UnknownDrafter:
+    """Says that `wanted` is none of the `known` drafters of `target`."""
+    return UnknownDrafter(
+        f"{target} has no drafter called {wanted[:80]}; it has {', '.join(['none', *known])}."
+    )
+
+
 class Session:
     """Owns the active drafter. The target's cache is never touched by a switch."""
 
@@ -62,8 +69,9 @@ class Session:
         usable = [name for name in named if self.candidates[name].info.usable]
         if usable or named:
             return (usable or named)[0]
-        known = ", ".join(["none", *(name for name, c in self.candidates.items() if c.info.usable)])
-        raise UnknownDrafter(f"{self.target.info.name} has no drafter called {wanted}; it has {known}.")
+        raise no_such_drafter(
+            self.target.info.name, wanted, [name for name, c in self.candidates.items() if c.info.usable]
+        )
 
     def select(self, wanted: str) -> DrafterInfo:
         """Make a drafter the active one, loading it when it is not resident. Raises `UnknownDrafter`, or

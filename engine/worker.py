@@ -20,7 +20,7 @@ from dspark_tui.engine.answer_text import AnswerText  # noqa: E402
 from dspark_tui.engine.backend import BackendError, Control, Emit  # noqa: E402
 from dspark_tui.engine.drafters.checkpoint import CheckpointError  # noqa: E402
 from dspark_tui.engine.generator import PrefillStep, RoundStep, SwitchStep, generate  # noqa: E402
-from dspark_tui.engine.loader import load_target, make_session  # noqa: E402
+from dspark_tui.engine.loader import check_drafter, load_target, make_session  # noqa: E402
 from dspark_tui.engine.models import demo  # noqa: E402
 from dspark_tui.engine.models.errors import ModelError  # noqa: E402
 from dspark_tui.engine.models.inventory import list_models  # noqa: E402
@@ -75,6 +75,7 @@ class MlxBackend:
                 model, _ = pull(command.model, report)
             else:
                 model = resolve(command.model)
+            check_drafter(model, command.drafter)
             self.session = None
             mx.clear_cache()
             target, config = load_target(model, report)
@@ -157,6 +158,8 @@ class MlxBackend:
             raise BackendError(
                 f"{name}'s chat template refuses this conversation: {reason}", "usage"
             ) from error
+        if not prompt:
+            raise BackendError(f"{name}'s chat template gives no prompt for this conversation.", "usage")
         room = context - len(prompt)
         if room < 1:
             raise BackendError(
