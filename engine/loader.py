@@ -97,7 +97,9 @@ def _known(config: dict[str, Any], wanted: str | None) -> tuple[list[KnownDrafte
     except CheckpointError as error:
         raise ModelError(str(error), "usage") from error
     name = folder.absolute().name
-    return [KnownDrafter(name, found.method, folder), *known], name
+    # A folder that is called as a known drafter stands in for it.
+    others = [drafter for drafter in known if drafter.name != name]
+    return [KnownDrafter(name, found.method, folder), *others], name
 
 
 def _folder(text: str) -> Path | None:

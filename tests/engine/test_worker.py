@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -196,6 +197,14 @@ def test_unknown_drafter_leaves_the_present_pair(engine: Engine, models: Path) -
     assert engine.chat("hello", max_tokens=3).drafter.name == "dspark-tiny"
 
 
+@pytest.mark.usefixtures("known")
+def test_drafter_folder_that_is_called_as_a_known_one(engine: Engine, models: Path, tmp_path: Path) -> None:
+    write_drafter(tmp_path / "dspark-tiny", "dspark", replace(SHAPE, block=3))
+    said = engine.load(models / "target", str(tmp_path / "dspark-tiny"))
+    assert (said.drafter.name, said.drafter.drafts) == ("dspark-tiny", 3)
+    assert [d.name for d in said.drafters] == ["none", "dspark-tiny", "dflash2-tiny", "dflash-tiny"]
+
+
 def test_misfit_drafter_says_why(engine: Engine, models: Path, tmp_path: Path) -> None:
     write_drafter(tmp_path / "wide", "dflash", Shape(vocabulary=VOCABULARY, hidden=96, target_layers=4))
     sentence = refusal(lambda: engine.load(models / "target", str(tmp_path / "wide")))
@@ -260,6 +269,10 @@ def test_token_limit_is_exact(engine: Engine, models: Path, drafter: str, sampli
         # The first token comes from prefill, the others from the rounds.
         assert sum(r.committed for r in result.rounds) == result.generated_tokens - 1
         assert all(0 < r.committed <= r.accepted + 1 <= r.drafted + 1 for r in result.rounds)
+        held = 1
+        for r in result.rounds:
+            assert held + r.drafted + 1 <= limit, "drafted what could not be committed"
+            held += r.committed
         assert (result.accept_length is None) is (not result.rounds)
         assert (result.tokens_per_second is None) is (result.generated_tokens < 2)
 
@@ -546,6 +559,10 @@ def test_stop_keeps_the_text(engine: Engine, models: Path, drafter: str) -> None
     assert result.token_ids == whole.token_ids[: result.generated_tokens]
     assert 4 <= result.generated_tokens < 60
     assert whole.text.startswith(result.text)
+    assert engine.backend.session is not None
+    held = engine.backend.session.target.tokens
+    assert held == (_prompt("hello") + result.token_ids)[: len(held)]
+    assert len(held) >= result.prompt_tokens + result.generated_tokens - 1
     # What was stopped can be gone on from.
     again = engine.chat("hello", max_tokens=60)
     assert (again.reused_tokens, again.token_ids) == (whole.prompt_tokens - 1, whole.token_ids)
