@@ -92,12 +92,38 @@ def generate(session: Session, reply: Reply, sampler: Sampler, commands: Command
         reply.text.finish()
 
 
+@dataclass
+class _Pending:
+    """A verify forward on its way."""
+
+    proposal: Proposal
+    forward: Forward
+    outcome: verify.Outcome
+    started: bool = False
+
+    def start(self) -> None:
+        """Have it computed."""
+        rows = () if self.forward.rows is None else (self.forward.rows,)
+        mx.async_eval(self.outcome.accepted, self.outcome.bonus, *rows)
+        self.started = True
+
+    def wait_for_draft(self, begun: float) -> tuple[list[int], float]:
+        """The drafts, and when they were there (`begun` without any); the forward is on its way then."""
+        # An array that is being computed is waited for by reading it; mx.eval would wait for what was
+        # queued behind it as well.
+        drafts: list[int] = self.proposal.tokens.tolist()  # type: ignore[assignment]
+        drafted_at = time.perf_counter() if drafts else begun
+        if not self.started:
+            self.start()
+        return drafts, drafted_at
+
+
 class _Loop:
     def __init__(self, session: Session, reply: Reply, sampler: Sampler, commands: Commands) -> None:
         self.session, self.reply, self.sampler, self.commands = session, reply, sampler, commands
         self.target = session.target
-        # Plain decoding keeps one step in flight: the forward of a token that the host has not seen yet.
-        self.ahead: Forward | None = None
+        # Plain decoding keeps one step in flight: that of a token which the host has not seen yet.
+        self.ahead: _Pending | None = None
 
     def obey(self) -> Iterator[Step]:
         """Look at what the user wants."""
@@ -117,7 +143,7 @@ class _Loop:
         # compute in the next turn, and a cache that cannot be cut stays whole.
         if self.ahead is not None and self.target.length == len(self.target.tokens) + 1:
             self.target.commit([self.reply.anchor])
-            self._remember(self.ahead.rows)
+            self._remember(self.ahead.forward.rows)
         self.ahead = None
         self.target.roll_back()
 
@@ -155,13 +181,16 @@ class _Loop:
     def round(self) -> Iterator[Step]:
         """Draft, verify, accept, commit."""
         begun = time.perf_counter()
-        reply, drafter = self.reply, self.session.drafter
-        proposal, fault = self._draft()
-        forward = self._verify(proposal)
-        outcome = self._accept(forward, proposal)
-        if proposal.k == 0:
-            self._run_ahead(outcome.bonus)
-        drafts, drafted_at = self._wait_for_draft(begun, proposal, forward, outcome)
+        reply, drafter, fault = self.reply, self.session.drafter, None
+        if self.ahead is not None:
+            step, self.ahead = self.ahead, None
+        else:
+            proposal, fault = self._draft()
+            step = self._verify(proposal)
+        if step.proposal.k == 0:
+            self._run_ahead(step.outcome.bonus)
+        proposal, forward, outcome = step.proposal, step.forward, step.outcome
+        drafts, drafted_at = step.wait_for_draft(begun)
         accepted, bonus = _number(outcome.accepted), _number(outcome.bonus)
         verified_at = time.perf_counter()
         if proposal.finite is not None and not proposal.finite.item():
@@ -193,7 +222,7 @@ class _Loop:
         drafter = self.session.drafter
         # The bonus token takes one place of what remains.
         k = min(drafter.drafts, self.reply.remaining - 1)
-        if k <= 0 or self.ahead is not None:
+        if k <= 0:
             return NOTHING, None
         try:
             self.session.catch_up()
@@ -203,48 +232,33 @@ class _Loop:
         except (RuntimeError, ValueError) as error:
             return NOTHING, " ".join(str(error).split())
 
-    def _verify(self, proposal: Proposal) -> Forward:
-        """The target's logits after the anchor and after every draft."""
-        if self.ahead is not None:
-            forward, self.ahead = self.ahead, None
-            return forward
-        anchor = mx.array([self.reply.anchor], dtype=mx.uint32)
-        if proposal.k == 0:
-            return self.target.forward(anchor)
-        return self.target.forward(mx.concatenate([anchor, proposal.tokens.astype(mx.uint32)]))
-
-    def _accept(self, forward: Forward, proposal: Proposal) -> verify.Outcome:
-        """Which drafts stand, and the bonus token."""
-        if self.sampler.greedy:
-            return verify.greedy(forward.logits, proposal.tokens)
-        p = self.sampler.probabilities(forward.logits)
-        return verify.sampled(p, proposal.tokens, proposal.q, self.sampler.draws)
+    def _verify(self, proposal: Proposal) -> _Pending:
+        """The target's verdict on the drafts after the anchor."""
+        block = mx.array([self.reply.anchor], dtype=mx.uint32)
+        if proposal.k:
+            block = mx.concatenate([block, proposal.tokens.astype(mx.uint32)])
+        step = self._judge(block, proposal)
+        # A GPU gets the forward before the draft is read, so it never idles. On the CPU async_eval itself
+        # waits for most of what it is given, and would hide when the draft was ready.
+        if proposal.k == 0 or not on_cpu():
+            step.start()
+        return step
 
     def _run_ahead(self, bonus: mx.array) -> None:
         """Start the next plain step before this one's token is known to the host."""
         if self.session.drafter.drafts == 0 and self.reply.remaining > 1 and not self.commands.waiting:
-            mx.async_eval(bonus)
-            self.ahead = self.target.forward(bonus)
+            self.ahead = self._judge(bonus, NOTHING)
+            self.ahead.start()
 
-    def _wait_for_draft(
-        self, begun: float, proposal: Proposal, forward: Forward, outcome: verify.Outcome
-    ) -> tuple[list[int], float]:
-        """Start the rest of the round and read the drafts; when they were there."""
-
-        def start() -> None:
-            mx.async_eval(outcome.accepted, outcome.bonus, *(() if forward.rows is None else (forward.rows,)))
-            if self.ahead is not None:
-                mx.async_eval(self.ahead.logits)
-
-        # A GPU gets the verify forward before the draft is read, so it never idles. On the CPU async_eval
-        # itself waits for most of what it is given, and would hide when the draft was ready.
-        if not on_cpu():
-            start()
-        drafts: list[int] = proposal.tokens.tolist()  # type: ignore[assignment]
-        drafted_at = time.perf_counter() if proposal.k else begun
-        if on_cpu():
-            start()
-        return drafts, drafted_at
+    def _judge(self, block: mx.array, proposal: Proposal) -> _Pending:
+        """Run the block, and say which drafts stand and what the bonus token is. Lazy."""
+        forward = self.target.forward(block)
+        if self.sampler.greedy:
+            outcome = verify.greedy(forward.logits, proposal.tokens)
+        else:
+            p = self.sampler.probabilities(forward.logits)
+            outcome = verify.sampled(p, proposal.tokens, proposal.q, self.sampler.draws)
+        return _Pending(proposal, forward, outcome)
 
     def _commit(self, forward: Forward, tokens: list[int]) -> None:
         """Keep the rows of `tokens` (anchor and accepted drafts); the rest of the block leaves the cache."""
