@@ -1,0 +1,138 @@
+"""Loading a target with a drafter: what is said, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from backend_harness import SHAPE, VOCABULARY, Engine, refusal
+from numpy_drafters import Shape, write_drafter
+from tiny import tiny_llama
+
+from dspark_tui.engine.backend import BackendError
+from dspark_tui.engine.protocol import (
+    Progress,
+)
+
+
+def test_loading_says_what_it_is(engine: Engine, models: Path) -> None:
+    said = engine.load(models / "target")
+    info = said.model
+    assert (info.name, info.path, info.architecture) == ("target", str(models / "target"), "llama")
+    assert (info.precision, info.context) == ("float32", 300)
+    weights = dict(mx.load(str(models / "target" / "model.safetensors")))
+    assert info.weight_bytes == sum(value.nbytes for value in weights.values())
+    assert [d.name for d in said.drafters] == ["none"]
+    assert (said.drafter.name, said.drafter.state) == ("none", "none")
+    assert said.seconds > 0
+    stages = [(p.stage, p.done, p.total) for p in engine.of(Progress)]
+    size = (models / "target" / "model.safetensors").stat().st_size
+    assert stages == [("read", 0, size), ("read", size, size), ("drafter", 0, 1), ("drafter", 1, 1)]
+
+
+@pytest.mark.usefixtures("known")
+def test_known_drafters_are_listed_and_the_best_is_taken(engine: Engine, models: Path) -> None:
+    said = engine.load(models / "target", None)
+    assert (said.drafter.name, said.drafter.state, said.drafter.drafts) == ("dflash2-tiny", "active", 4)
+    assert [(d.name, d.method, d.usable) for d in said.drafters] == [
+        ("none", "none", True),
+        ("dflash2-tiny", "dflash2", True),
+        ("dspark-tiny", "dspark", True),
+        ("dflash-tiny", "dflash", True),
+    ]
+    assert engine.load(models / "target", "dspark").drafter.name == "dspark-tiny"
+
+
+def test_drafter_from_a_folder(engine: Engine, models: Path) -> None:
+    said = engine.load(models / "target", str(models / "dspark"))
+    assert (said.drafter.name, said.drafter.method, said.drafter.drafts) == ("dspark", "dspark", 5)
+
+
+@pytest.mark.usefixtures("known")
+def test_unknown_drafter_names_the_allowed(engine: Engine, models: Path) -> None:
+    sentence = refusal(lambda: engine.load(models / "target", "eagle"))
+    assert (
+        sentence == "target has no drafter called eagle; it has none, dflash2-tiny, dspark-tiny, dflash-tiny."
+    )
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("wanted", ["", "a" * 5000, "nul\0", "~nobody-of-that-name/x"])
+def test_odd_drafter_names(engine: Engine, models: Path, wanted: str) -> None:
+    sentence = refusal(lambda: engine.load(models / "target", wanted))
+    assert f"no drafter called {wanted[:80]}; it has none, dflash2-tiny" in sentence
+
+
+@pytest.mark.usefixtures("known")
+def test_a_method_is_not_taken_for_a_folder(
+    engine: Engine, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dspark").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert engine.load(models / "target", "dspark").drafter.name == "dspark-tiny"
+
+
+@pytest.mark.usefixtures("known")
+def test_unknown_drafter_leaves_the_present_pair(engine: Engine, models: Path) -> None:
+    engine.load(models / "target", "dspark")
+    refusal(lambda: engine.load(models / "target", "eagle"))
+    refusal(lambda: engine.load(models / "missing", "dspark"))
+    assert engine.chat("hello", max_tokens=3).drafter.name == "dspark-tiny"
+
+
+@pytest.mark.usefixtures("known")
+def test_drafter_folder_that_is_called_as_a_known_one(engine: Engine, models: Path, tmp_path: Path) -> None:
+    write_drafter(tmp_path / "dspark-tiny", "dspark", replace(SHAPE, block=3))
+    said = engine.load(models / "target", str(tmp_path / "dspark-tiny"))
+    assert (said.drafter.name, said.drafter.drafts) == ("dspark-tiny", 3)
+    assert [d.name for d in said.drafters] == ["none", "dspark-tiny", "dflash2-tiny", "dflash-tiny"]
+
+
+def test_misfit_drafter_says_why(engine: Engine, models: Path, tmp_path: Path) -> None:
+    write_drafter(tmp_path / "wide", "dflash", Shape(vocabulary=VOCABULARY, hidden=96, target_layers=4))
+    sentence = refusal(lambda: engine.load(models / "target", str(tmp_path / "wide")))
+    assert sentence == "wide is not usable here: drafter is for another target (hidden size 96, not 64)."
+
+
+def test_broken_drafter_folder_says_why(engine: Engine, models: Path, tmp_path: Path) -> None:
+    assert "has no config.json" in refusal(lambda: engine.load(models / "target", str(tmp_path)))
+
+
+def test_folder_that_is_no_model(engine: Engine, tmp_path: Path) -> None:
+    assert "it holds no config.json" in refusal(lambda: engine.load(tmp_path))
+    assert "does not exist" in refusal(lambda: engine.load(tmp_path / "missing"))
+    with pytest.raises(BackendError):
+        engine.chat("hello")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_hidden_layers": 9}, "could not be loaded"),
+        ({"hidden_size": 32}, "could not be loaded"),
+        ({"num_attention_heads": "four"}, "could not be loaded"),
+    ],
+)
+def test_models_that_do_not_load(engine: Engine, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    tiny_llama(tmp_path / "odd")
+    config = json.loads((tmp_path / "odd" / "config.json").read_text())
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(config | changes))
+    assert words in refusal(lambda: engine.load(tmp_path / "odd"), "failed")
+    assert refusal(lambda: engine.chat("hello")) == "No model is loaded; load one first."
+
+
+def test_unknown_architecture(engine: Engine, tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path / "odd", architecture="llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "no_such_architecture"}))
+    assert "no_such_architecture" in refusal(lambda: engine.load(folder))
+
+
+def test_broken_tokenizer(engine: Engine, tmp_path: Path) -> None:
+    tiny_llama(tmp_path / "odd")
+    (tmp_path / "odd" / "tokenizer.json").write_text("{}")
+    assert "odd could not be loaded" in refusal(lambda: engine.load(tmp_path / "odd"), "failed")
