@@ -29,6 +29,9 @@ CHUNK_CPU, CHUNK_GPU = 128, 512
 _CLEAR_EVERY = 256
 """Rounds between returning MLX's unused buffers, as mlx-lm does."""
 
+_FAULTS = (RuntimeError, ValueError, MemoryError)
+"""What a drafter may raise: MLX's own errors, and ours."""
+
 
 class Commands(Protocol):
     """What the user wants while an answer runs (see `backend.Control`)."""
@@ -162,7 +165,7 @@ class _Loop:
             chunk = prompt[done : done + size]
             forward = self.target.forward(mx.array(list(chunk), dtype=mx.uint32), last_only=True)
             self._remember(forward.rows)
-            self.session.catch_up()
+            yield from self._extend()
             done += len(chunk)
             pending = [self.target.state(), self.session.drafter.state(), forward.rows]
             # Only the last chunk's logits are wanted; the others are never computed.
@@ -214,8 +217,19 @@ class _Loop:
             mx.clear_cache()
         yield RoundStep(stat)
         if fault is not None:
-            reason = f"{drafter.name} failed ({fault}); decoding goes on without a drafter"
-            yield SwitchStep(None, self.session.fall_back(reason))
+            yield self._fall_back(fault)
+
+    def _fall_back(self, fault: str) -> SwitchStep:
+        """Go on without the drafter: its faults never cost the answer."""
+        reason = f"{self.session.drafter.name} failed ({fault}); decoding goes on without a drafter"
+        return SwitchStep(None, self.session.fall_back(reason))
+
+    def _extend(self) -> Iterator[Step]:
+        """Let the drafter take in the context so far."""
+        try:
+            self.session.catch_up()
+        except _FAULTS as error:
+            yield self._fall_back(_words(error))
 
     def _draft(self) -> tuple[Proposal, str | None]:
         """The drafter's proposal, cut to what may still be committed, or nothing and what went wrong."""
@@ -229,8 +243,8 @@ class _Loop:
             proposal = drafter.propose(self.reply.anchor, k, self.sampler)
             mx.async_eval(proposal.tokens, proposal.finite)
             return proposal, None
-        except (RuntimeError, ValueError) as error:
-            return NOTHING, " ".join(str(error).split())
+        except _FAULTS as error:
+            return NOTHING, _words(error)
 
     def _verify(self, proposal: Proposal) -> _Pending:
         """The target's verdict on the drafts after the anchor."""
@@ -270,6 +284,10 @@ class _Loop:
     def _remember(self, rows: mx.array | None) -> None:
         if rows is not None:
             self.session.rows.append(rows)
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _number(array: mx.array) -> int:

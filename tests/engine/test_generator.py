@@ -311,6 +311,18 @@ def test_a_drafter_that_breaks_is_dropped_with_the_reason() -> None:
     assert "out of memory" in session.info.reason
 
 
+def test_a_drafter_that_breaks_on_the_prompt_is_dropped_with_the_reason() -> None:
+    class Broken(Oracle):
+        def extend(self, rows: mx.array, position: int) -> None:
+            raise RuntimeError("no room")
+
+    reply, steps = answer(session := fresh(Broken([], None, TARGET.vocabulary)))
+    assert reply.tokens == KNOWN[:COUNT]
+    assert session.info.state == "fell_back"
+    assert "no room" in session.info.reason
+    assert [type(step) for step in steps[:3]] == [PrefillStep, SwitchStep, PrefillStep]
+
+
 # ---------------------------------------------------------------------- turns and seeds
 
 
