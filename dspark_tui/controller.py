@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 from dspark_tui.conversation import Answer, AnswerState, Conversation, Exchange, Facts, LoadFacts, Phase
 from dspark_tui.engine.client import EngineError, EngineFailure, EngineGone
@@ -21,8 +21,6 @@ from dspark_tui.engine.protocol import (
     DrafterInfo,
     Finished,
     FinishReason,
-    Loaded,
-    Message,
     ModelRow,
     Notice,
     Prefill,
@@ -32,12 +30,12 @@ from dspark_tui.engine.protocol import (
     Text,
 )
 from dspark_tui.metrics import Baselines, Meter, Snapshot
-
-Severity: TypeAlias = Literal["information", "warning", "error"]
+from dspark_tui.ports import EngineLike, StartEngine, View
 
 DEMO = "demo"
 GET_DEMO = (
-    "The demo model is not on this machine: get it with `dspark-tui models pull demo`, or choose with F3."
+    "The demo model is not on this machine. F3 lists what there is and fetches the demo;"
+    " `dspark-tui models pull demo` does it beforehand."
 )
 
 _END_STATES: dict[FinishReason, AnswerState] = {
@@ -46,73 +44,6 @@ _END_STATES: dict[FinishReason, AnswerState] = {
     "stopped": AnswerState.STOPPED,
     "error": AnswerState.FAILED,
 }
-
-
-class EngineLike(Protocol):
-    """The part of `dspark_tui.engine.client.Engine` that the terminal program uses."""
-
-    on_event: Callable[[AnyEvent], None] | None
-    on_gone: Callable[[str], None] | None
-
-    async def load(
-        self, model: str, drafter: str | None = None, on_progress: Callable[[Progress], None] | None = None
-    ) -> Loaded:
-        """Load a target and a drafter."""
-
-    async def models(self) -> list[ModelRow]:
-        """The targets on this machine."""
-
-    def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        sampling: Sampling | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        rounds: bool = False,
-        answer: str | None = None,
-    ) -> AsyncIterator[AnyEvent]:
-        """Events of one answer."""
-
-    async def switch_drafter(self, drafter: str) -> DrafterInfo:
-        """Change the drafter."""
-
-    async def stop(self, answer: str) -> None:
-        """End an answer."""
-
-    async def close(self) -> None:
-        """End the engine."""
-
-
-StartEngine: TypeAlias = Callable[[], Awaitable[EngineLike]]
-
-
-class View(Protocol):
-    """What the controller needs from the screen. All calls come on the event loop."""
-
-    def facts_changed(self) -> None:
-        """`Controller.facts` is a new object."""
-
-    def exchange_added(self, exchange: Exchange) -> None:
-        """A prompt was taken."""
-
-    def answer_changed(self, exchange: Exchange) -> None:
-        """State or marks of an answer changed (also at its end)."""
-
-    def text_arrived(self, exchange: Exchange) -> None:
-        """The running answer has new pieces."""
-
-    def prompts_returned(self, exchanges: list[Exchange]) -> None:
-        """Prompts that were waiting will not be sent: put them back into the editor."""
-
-    def model_wanted(self) -> None:
-        """No model is loaded: offer a choice."""
-
-    def conversation_cleared(self) -> None:
-        """A new chat began."""
-
-    def say(self, message: str, severity: Severity = "information") -> None:
-        """Tell the user something once. `message` may hold foreign text."""
 
 
 class Controller:
@@ -188,7 +119,8 @@ class Controller:
         except EngineError as error:
             self._set(phase=Phase.NO_MODEL, problem=error.message)
             return False
-        if any(row.name == DEMO and row.usable for row in rows):
+        # A row without a size is an offer to fetch it.
+        if any(row.name == DEMO and row.usable and row.size_bytes is not None for row in rows):
             return True
         self._set(phase=Phase.NO_MODEL, problem=GET_DEMO)
         self._view.model_wanted()
@@ -333,6 +265,7 @@ class Controller:
             answer.result = failure.result
         except EngineGone as gone:
             answer.failure = gone.message
+            self._gone(gone.message)
         self._end(exchange, self._meter)
 
     def _event(self, exchange: Exchange, meter: Meter, event: AnyEvent) -> None:

@@ -107,6 +107,14 @@ class ChatScreen(Screen[None]):
         self._show_metrics()
         self.draw()
 
+    def on_descendant_focus(self) -> None:
+        """The banner says which key works from here."""
+        self._draw_banner(self._facts())
+
+    def on_descendant_blur(self) -> None:
+        """As above."""
+        self._draw_banner(self._facts())
+
     # ------------------------------------------------------------------ drawing
 
     def draw(self) -> None:
@@ -132,6 +140,7 @@ class ChatScreen(Screen[None]):
     def _draw_banner(self, facts: Facts) -> None:
         fits = self.size.width >= MIN_WIDTH and self.size.height >= MIN_HEIGHT
         self.banner.display = bool(facts.problem) and fits
+        self.banner.set_class(facts.phase is Phase.GONE, "-gone")
         if not facts.problem:
             return
         if facts.phase is Phase.GONE:
@@ -143,9 +152,9 @@ class ChatScreen(Screen[None]):
 
     def _status_line(self, width: int) -> lines.Line:
         facts, snapshot, now = self._facts(), self._snapshot(), self._clock()
-        if width + 2 < lines.NARROW:
-            return lines.short_status(facts, snapshot, now, width)
         below = self.transcript.lines_below if self.transcript.views else 0
+        if width + 2 < lines.NARROW:
+            return lines.short_status(facts, snapshot, now, width, below)
         return lines.status(
             facts, snapshot, now, width, self._situation(), below, keys=not self._keys.display
         )

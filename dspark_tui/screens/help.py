@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
+
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
@@ -9,6 +11,7 @@ from textual.content import Content
 
 from dspark_tui.actions import ACTIONS, Action, Situation, key_name
 from dspark_tui.screens.dialog import Dialog
+from dspark_tui.text.lines import NARROW
 from dspark_tui.text.sanitize import cells
 from dspark_tui.widgets.line import STYLES, Plain
 
@@ -17,7 +20,7 @@ _KEYS = 14
 
 
 def help_text(now: Situation, width: int) -> Content:
-    """All actions by place; what does nothing just now is muted and says so."""
+    """All actions by place, for `width` columns; what does nothing just now is muted and says so."""
     parts: list[Content] = []
     for place, heading in _PLACES.items():
         parts.append(Content.styled(heading, STYLES["strong"]))
@@ -35,8 +38,9 @@ def _entry(action: Action, now: Situation, width: int) -> Content:
         (action.title, "" if ready else STYLES["muted"]),
         ("" if ready else "  (not now)", STYLES["muted"]),
     )
-    indent = " " * (_KEYS + 2) if width >= 60 else "    "
-    return head + Content.styled(f"\n{indent}{action.help}", STYLES["muted"])
+    indent = " " * (_KEYS + 2 if width >= NARROW else 4)
+    below = wrap(action.help, max(16, width - len(indent)))
+    return head + Content.styled("".join(f"\n{indent}{line}" for line in below), STYLES["muted"])
 
 
 class HelpScreen(Dialog[None]):
@@ -63,6 +67,12 @@ class HelpScreen(Dialog[None]):
             yield Plain("esc closes", classes="hint")
 
     def on_mount(self) -> None:
-        """The text of the present situation."""
-        self._text.show(help_text(self._now, self.app.size.width))
+        """The keys scroll."""
         self.query_one(VerticalScroll).focus()
+
+    def on_resize(self) -> None:
+        """The text is wrapped for the width."""
+        self.call_after_refresh(self._wrap)
+
+    def _wrap(self) -> None:
+        self._text.show(help_text(self._now, self._text.size.width or self.app.size.width))

@@ -60,13 +60,17 @@ def model_rows(models: Sequence[ModelRow], present: str) -> list[Row]:
         Row(
             value=model.name,
             name=model.name,
-            detail=" · ".join(part for part in (size(model.size_bytes), model.detail, model.where) if part),
+            detail=" · ".join(part for part in (_size(model), model.detail, model.where) if part),
             usable=model.usable,
             reason=model.reason,
             present=model.name == present,
         )
         for model in models
     ]
+
+
+def _size(model: ModelRow) -> str:
+    return "" if model.size_bytes is None else size(model.size_bytes)
 
 
 def model_picker(facts: Facts) -> PickerScreen:

@@ -113,12 +113,15 @@ def status(
     return justify(left, right, width)
 
 
-def short_status(facts: Facts, snapshot: Snapshot, now: float, width: int) -> Line:
+def short_status(facts: Facts, snapshot: Snapshot, now: float, width: int, below: int) -> Line:
     """One line for narrow screens: speed and acceptance while generating, the state otherwise."""
     if facts.busy and snapshot.speed is not None:
-        return justify(_numbers(snapshot, short=True), [("esc stops", "muted")], width)
+        hint = f"↓ {below}" if below else "esc stops"
+        return justify(_numbers(snapshot, short=True), [(hint, "muted")], width)
     right: list[Span] = []
-    if facts.queued:
+    if below:
+        right = [(f"↓ {below}", "muted")]
+    elif facts.queued:
         right = [(f"queued: {facts.queued}", "warn")]
     elif facts.phase is Phase.READY and snapshot.average is not None:
         right = [(f"{snapshot.average:.0f} tok/s", "")]

@@ -81,8 +81,15 @@ class ExchangeView(Vertical):
         if not pieces:
             return
         await self._mount_blocks(closed)
-        self._tail.show(self._splitter.tail.strip("\n"))
-        self._tail.display = bool(self._splitter.tail.strip())
+        self._show_tail()
+
+    def _show_tail(self) -> None:
+        """The open tail as plain text; inside a fence already on the ground that code will have."""
+        tail = self._splitter.tail.strip("\n")
+        is_code = self._splitter.open_fence
+        self._tail.set_class(is_code, "-code")
+        self._tail.show(tail.partition("\n")[2] if is_code else tail)
+        self._tail.display = bool(tail.strip())
 
     async def _mount_blocks(self, blocks: list[Block]) -> None:
         self._blocks += blocks

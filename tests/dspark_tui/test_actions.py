@@ -54,7 +54,7 @@ def test_the_key_line_shows_only_what_does_something() -> None:
 
 
 def test_help_names_every_action() -> None:
-    text = help_text(Situation(), 100).plain
+    text = help_text(Situation(), 400).plain
     for action in ACTIONS:
         assert action.title in text
         assert action.help in text

@@ -42,7 +42,7 @@ async def answered(app: DsparkApp, pilot: Any, state: AnswerState = AnswerState.
 
     def shown() -> bool:
         return exchanges[-1].answer.state is state and not any(
-            view.stale for view in app._chat.transcript.views
+            view.stale for view in app.chat.transcript.views
         )
 
     await until(shown, pilot)
@@ -54,7 +54,7 @@ async def test_one_answer_from_prompt_to_end() -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await ready(app, pilot)
         await ask(app, engine, pilot)
-        assert app._chat.prompt.text == ""
+        assert app.chat.prompt.text == ""
         engine.prefill(30, 60)
         engine.text("one\n\ntwo is op")
         await until(lambda: "two is op" in screen_text(app), pilot)
@@ -126,16 +126,16 @@ async def test_esc_stops_keeps_the_text_and_returns_the_queue() -> None:
         engine.text("half an ans")
         await pilot.press(*"second", "enter", *"draft", "escape")
         await until(lambda: bool(engine.stops), pilot)
-        assert app._chat.prompt.text == "second\n\ndraft"
+        assert app.chat.prompt.text == "second\n\ndraft"
         assert [e.prompt for e in app.controller.conversation.exchanges] == ["first"]
         engine.finish("stopped", 5)
         await answered(app, pilot, AnswerState.STOPPED)
         assert "half an ans" in screen_text(app)
         assert "stopped after 5 tokens" in screen_text(app)
         await pilot.press("escape", "escape")
-        assert app._chat.prompt.text == "second\n\ndraft"
+        assert app.chat.prompt.text == "second\n\ndraft"
         # What was stopped stays part of the conversation.
-        app._chat.prompt.put("go on")
+        app.chat.prompt.put("go on")
         await pilot.press("enter")
         await until(lambda: len(engine.chats) == 2, pilot)
         assert engine.chats[1][1] == Message("assistant", "half an ans")
@@ -150,20 +150,20 @@ async def test_ctrl_c_by_layers() -> None:
         await ask(app, engine, pilot)
         await pilot.press(*"typed", "ctrl+c")
         await until(lambda: bool(engine.stops), pilot)
-        assert app._chat.prompt.text == "typed"
+        assert app.chat.prompt.text == "typed"
         engine.finish("stopped", 0)
         await answered(app, pilot, AnswerState.STOPPED)
         await pilot.press("ctrl+c")
-        assert app._chat.prompt.text == ""
+        assert app.chat.prompt.text == ""
         await pilot.press("ctrl+underscore")
-        assert app._chat.prompt.text == "typed"
+        assert app.chat.prompt.text == "typed"
         await pilot.press("ctrl+c", "up")
-        assert app._chat.prompt.text == "typed"
-        app._chat.prompt.select_all()
+        assert app.chat.prompt.text == "typed"
+        app.chat.prompt.select_all()
         await pilot.press("ctrl+c")
         assert app.clipboard == "typed"
-        assert app._chat.prompt.text == "typed"
-        app._chat.prompt.move_cursor((0, 0))
+        assert app.chat.prompt.text == "typed"
+        app.chat.prompt.move_cursor((0, 0))
         await pilot.press("ctrl+c", "ctrl+c")
         clock.now += 3
         await pilot.press("ctrl+c")
@@ -179,7 +179,7 @@ async def test_ctrl_d_and_ctrl_q() -> None:
     async with app.run_test() as pilot:
         await ready(app, pilot)
         await pilot.press("a", "b", "left", "ctrl+d")
-        assert app._chat.prompt.text == "a"
+        assert app.chat.prompt.text == "a"
         await pilot.press("enter")
         await until(lambda: bool(engine.chats), pilot)
         await pilot.press("ctrl+q")
@@ -196,7 +196,7 @@ async def test_newlines_and_history() -> None:
     app = make_app(engine)
     async with app.run_test() as pilot:
         await ready(app, pilot)
-        prompt = app._chat.prompt
+        prompt = app.chat.prompt
         await pilot.press("a", "ctrl+j", "b", "backslash", "enter", "c")
         assert prompt.text == "a\nb\nc"
         await pilot.press("enter")
@@ -218,7 +218,7 @@ async def test_typing_fast_and_enter_keep_their_order() -> None:
         await app._press_keys(["h", "i", "enter", "y", "o"])
         await until(lambda: bool(engine.chats), pilot)
         assert engine.chats == [[Message("user", "hi")]]
-        assert app._chat.prompt.text == "yo"
+        assert app.chat.prompt.text == "yo"
 
 
 async def test_switching_in_mid_answer_is_marked_with_its_place() -> None:
@@ -270,8 +270,8 @@ async def test_drafter_picker() -> None:
         await pilot.press(*"plain", "enter")
         await until(lambda: engine.switches == ["dflash", "none"], pilot)
         await pilot.press("f2", "escape")
-        assert app.screen is app._chat
-        assert app._chat.prompt.has_focus
+        assert app.screen is app.chat
+        assert app.chat.prompt.has_focus
 
 
 async def test_the_answer_goes_on_behind_a_picker() -> None:
@@ -283,8 +283,8 @@ async def test_the_answer_goes_on_behind_a_picker() -> None:
         await pilot.press("f2")
         await until(lambda: "filter" in screen_text(app), pilot)
         engine.text("while you choose\n")
-        await until(lambda: app._chat.transcript.views[0]._tail.display, pilot)
-        assert "while you choose" in str(app._chat.transcript.views[0]._tail.visual)
+        await until(lambda: app.chat.transcript.views[0]._tail.display, pilot)
+        assert "while you choose" in str(app.chat.transcript.views[0]._tail.visual)
 
 
 async def test_model_picker_loads_rows_and_typed_names() -> None:
@@ -340,10 +340,10 @@ async def test_without_a_model_the_demo_or_a_choice() -> None:
     async with app.run_test() as pilot:
         await ready(app, pilot)
         assert engine.loads == [("demo", None)]
-    engine = StubEngine(models=[ModelRow("demo", "demo", None, "", False, "not fetched")])
+    engine = StubEngine(models=[ModelRow("demo", "demo", None, "76 MB to fetch")])
     app = make_app(engine, model=None)
     async with app.run_test(size=(120, 36)) as pilot:
-        await until(lambda: "not fetched" in screen_text(app), pilot)
+        await until(lambda: "76 MB to fetch" in screen_text(app), pilot)
         assert engine.loads == []
         await pilot.press("escape")
         await until(lambda: "dspark-tui models pull demo" in screen_text(app), pilot)
@@ -394,9 +394,9 @@ async def test_a_lost_engine_keeps_everything_and_restarts_with_r() -> None:
         assert "before the end" in text
         assert "was killed by signal 9 (SIGKILL)" in text
         assert "r restarts it" in text
-        await until(lambda: app._chat.banner.has_focus, pilot)
+        await until(lambda: app.chat.banner.has_focus, pilot)
         await pilot.press("x")
-        assert app._chat.prompt.text == "x"
+        assert app.chat.prompt.text == "x"
         await pilot.press("escape", "r")
         await ready(app, pilot)
         assert engine.loads == [("demo", None), ("demo", "dspark")]
@@ -415,7 +415,7 @@ async def test_a_lost_engine_does_not_take_the_keys_of_somebody_typing() -> None
         engine.on_gone("The engine ended by itself.")
         await until(lambda: "The engine ended by itself." in screen_text(app), pilot)
         await pilot.press("r")
-        assert app._chat.prompt.text == "ar"
+        assert app.chat.prompt.text == "ar"
 
 
 async def test_new_chat() -> None:
@@ -469,13 +469,13 @@ async def test_scrolling_keeps_the_prompt_and_follows_again() -> None:
         await pilot.press("pageup")
         await until(lambda: "below, ctrl+e follows" in screen_text(app), pilot)
         engine.text("line 60\n\nline 61\n\n")
-        await until(lambda: not app._chat.transcript.views[0].stale, pilot)
+        await until(lambda: not app.chat.transcript.views[0].stale, pilot)
         assert "line 61" not in screen_text(app)
-        assert app._chat.prompt.has_focus
+        assert app.chat.prompt.has_focus
         await pilot.press("ctrl+e")
         await until(lambda: "line 61" in screen_text(app), pilot)
         await pilot.press("f6", "k", "k", "z")
-        assert app._chat.prompt.text == "z"
+        assert app.chat.prompt.text == "z"
 
 
 async def test_the_window_of_live_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,7 +491,7 @@ async def test_the_window_of_live_answers(monkeypatch: pytest.MonkeyPatch) -> No
             engine.finish()
             await answered(app, pilot)
         await until(lambda: len(app.query(ExchangeView)) == 4, pilot)
-        assert [view.rich for view in app._chat.transcript.views] == [False, False, True, True]
+        assert [view.rich for view in app.chat.transcript.views] == [False, False, True, True]
         text = screen_text(app)
         assert "▲ 2 earlier exchanges" in text
         for number in range(2, 6):
@@ -531,7 +531,7 @@ async def test_blocks_one_by_one_and_the_whole_give_the_same_picture() -> None:
             await answered(app, pilot)
             if chunk == len(text):
                 # The whole text as one Markdown widget, as a later visit would show it.
-                view = app._chat.transcript.views[0]
+                view = app.chat.transcript.views[0]
                 from dspark_tui.text.splitter import Block
 
                 for widget in list(view.query(AnswerMarkdown)):

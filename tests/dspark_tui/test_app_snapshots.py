@@ -26,32 +26,32 @@ async def empty(app: DsparkApp, engine: StubEngine, clock: Clock, pilot: Any) ->
 async def loading(app: DsparkApp, engine: StubEngine, clock: Clock, pilot: Any) -> None:
     await until(lambda: app.controller.facts.load is not None, pilot)
     clock.now += 3
-    app._chat.draw()
+    app.chat.draw()
 
 
 async def generating(app: DsparkApp, engine: StubEngine, clock: Clock, pilot: Any) -> None:
     await empty(app, engine, clock, pilot)
-    app._chat.prompt.put("Write a Metal kernel that sums a float array.")
+    app.chat.prompt.put("Write a Metal kernel that sums a float array.")
     await pilot.press("enter")
     await until(lambda: bool(engine.chats), pilot)
     engine.prefill(60, 60, 36)
     clock.now += 0.25
     engine.text(ANSWER + "\n- one\n- two is op")
-    await until(lambda: not app._chat.transcript.views[-1].stale, pilot)
+    await until(lambda: not app.chat.transcript.views[-1].stale, pilot)
     clock.now += 7.75
     engine.rounds(ACCEPTED * 3, 80, 1.0)
     engine.rounds(ACCEPTED * 2, 160, 2.0)
     await until(lambda: app.controller.metrics().generated == 160, pilot)
-    app._chat.draw()
+    app.chat.draw()
     await pilot.pause()
 
 
 async def over(app: DsparkApp, pilot: Any) -> None:
     await until(
-        lambda: not app.controller.facts.busy and not any(view.stale for view in app._chat.transcript.views),
+        lambda: not app.controller.facts.busy and not any(view.stale for view in app.chat.transcript.views),
         pilot,
     )
-    app._chat.draw()
+    app.chat.draw()
     await pilot.pause()
 
 
@@ -78,7 +78,7 @@ async def engine_gone(app: DsparkApp, engine: StubEngine, clock: Clock, pilot: A
     await generating(app, engine, clock, pilot)
     engine.die()
     await over(app, pilot)
-    await until(lambda: app._chat.banner.has_focus, pilot)
+    await until(lambda: app.chat.banner.has_focus, pilot)
 
 
 async def load_failed(app: DsparkApp, engine: StubEngine, clock: Clock, pilot: Any) -> None:
@@ -88,21 +88,21 @@ async def load_failed(app: DsparkApp, engine: StubEngine, clock: Clock, pilot: A
 async def drafter_picker(app: DsparkApp, engine: StubEngine, clock: Clock, pilot: Any) -> None:
     await generating(app, engine, clock, pilot)
     await pilot.press("f2")
-    await until(lambda: app.screen is not app._chat, pilot)
+    await until(lambda: app.screen is not app.chat, pilot)
     await pilot.pause()
 
 
 async def model_picker(app: DsparkApp, engine: StubEngine, clock: Clock, pilot: Any) -> None:
     await finished(app, engine, clock, pilot)
     await pilot.press("f3")
-    await until(lambda: app.screen is not app._chat, pilot)
+    await until(lambda: app.screen is not app.chat, pilot)
     await pilot.pause()
 
 
 async def help_screen(app: DsparkApp, engine: StubEngine, clock: Clock, pilot: Any) -> None:
     await empty(app, engine, clock, pilot)
     await pilot.press("f1")
-    await until(lambda: app.screen is not app._chat, pilot)
+    await until(lambda: app.screen is not app.chat, pilot)
     await pilot.pause()
 
 
@@ -131,5 +131,10 @@ def test_picture(snap_compare: Any, drive: Drive, options: dict[str, Any], size:
 
     async def run(pilot: Any) -> None:
         await drive(app, engine, clock, pilot)
+        # The thumb of the scrollbar may lag behind the text by a frame.
+        app.chat.transcript.refresh(layout=True)
+        await pilot.pause()
+        app.chat.transcript.vertical_scrollbar.refresh()
+        await pilot.pause()
 
     assert snap_compare(app, terminal_size=size, run_before=run)

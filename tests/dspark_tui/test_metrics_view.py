@@ -192,7 +192,7 @@ def test_no_line_is_wider_than_its_place(
     made = [
         lines.title(facts, width),
         lines.status(facts, shot, 10.0, width, now, 14, keys=True),
-        lines.short_status(facts, shot, 10.0, width),
+        lines.short_status(facts, shot, 10.0, width, 14),
         lines.strip(facts, shot, width),
         lines.key_spans(now, width),
         *pane.rows(facts, shot, width),
