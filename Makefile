@@ -31,7 +31,7 @@ format: $(VENV)/installed-dev  ## put the code into the project's format
 
 types: $(VENV)/installed-dev tree  ## strict type check
 	MYPYPATH=$(TREE) $(BIN)/mypy -p dspark_tui
-	$(BIN)/mypy tools
+	MYPYPATH=$(TREE) $(BIN)/mypy tools
 
 imports: $(VENV)/installed-dev tree  ## which part may import which
 	cd $(TREE) && $(CURDIR)/$(BIN)/lint-imports --no-logo --no-cache $(CURDIR)/pyproject.toml
