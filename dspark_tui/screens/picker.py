@@ -72,6 +72,7 @@ class _Filter(Input):
         event.prevent_default()
 
     def _on_paste(self, event: events.Paste) -> None:
+        event.prevent_default()  # else the base class inserts it once more
         event.text = sanitize(event.text)
         super()._on_paste(event)
 

@@ -85,6 +85,8 @@ class Prompt(TextArea):
         self.put("")
 
     async def _on_paste(self, event: events.Paste) -> None:
+        # Textual calls the handler of every class, so that the editor's own would insert the text once more.
+        event.prevent_default()
         event.text = sanitize(event.text, keep_tabs=True)
         await super()._on_paste(event)
 

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from textual import events
+from textual.widgets import Input
 from ui_stub import (
     ANSWER,
     DFLASH,
@@ -219,6 +221,20 @@ async def test_typing_fast_and_enter_keep_their_order() -> None:
         await until(lambda: bool(engine.chats), pilot)
         assert engine.chats == [[Message("user", "hi")]]
         assert app.chat.prompt.text == "yo"
+
+
+async def test_a_paste_arrives_once_with_its_lines() -> None:
+    app = make_app(StubEngine())
+    async with app.run_test() as pilot:
+        await ready(app, pilot)
+        app.post_message(events.Paste("a:\n\tb\n"))
+        await pilot.press("c")
+        assert app.chat.prompt.text == "a:\n\tb\nc"
+        await pilot.press("f3")
+        field = app.screen.query_one(Input)
+        app.post_message(events.Paste("org/name"))
+        await pilot.press("s")
+        assert field.value == "org/names"
 
 
 async def test_switching_in_mid_answer_is_marked_with_its_place() -> None:
