@@ -64,14 +64,41 @@ class Client:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
         self.greeted = False
+        # What the transport has no room for yet. Kept here as one piece: from Python 3.12 on a transport
+        # with many small pieces adds up their sizes at every write.
+        self._unsent = bytearray()
+        self._sender: asyncio.Task[None] | None = None
 
     def send(self, event: AnyEvent) -> None:
         """Queue an event; metrics are dropped when the client is far behind."""
         if self.writer.is_closing():
             return
-        if isinstance(event, Rounds) and self.writer.transport.get_write_buffer_size() > BEHIND_BYTES:
+        if isinstance(event, Rounds) and len(self._unsent) > BEHIND_BYTES:
             return
-        self.writer.write(encode_line(event))
+        self._unsent += encode_line(event)
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._send_unsent())
+
+    async def _send_unsent(self) -> None:
+        try:
+            while self._unsent:
+                piece, self._unsent = self._unsent, bytearray()
+                self.writer.write(piece)
+                await self.writer.drain()
+        except OSError:  # it has gone; its reading side says so
+            self._unsent.clear()
+        finally:
+            self._sender = None
+
+    async def close(self) -> None:
+        """Send what is left, as long as the client reads, and hang up."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(GRACE_SECONDS):
+                if self._sender is not None:
+                    await self._sender
+                self.writer.close()
+                await self.writer.wait_closed()
+        self.writer.close()
 
 
 @dataclass(frozen=True)
@@ -142,9 +169,7 @@ class Service:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(drained.wait(), GRACE_SECONDS)
         for client in list(self._clients):
-            client.writer.close()
-            with contextlib.suppress(OSError, TimeoutError):
-                await asyncio.wait_for(client.writer.wait_closed(), GRACE_SECONDS)
+            await client.close()
 
     # ------------------------------------------------------------------ commands
 
@@ -226,6 +251,9 @@ class Service:
     def _chat(self, client: Client, command: Chat) -> None:
         if self._answers.busy:
             _refuse(client, command, "An answer is running already; stop it or wait for its end.")
+            return
+        if not command.answer:
+            _refuse(client, command, "The answer has no name; give each a name of its own.", "usage")
             return
         if self._answers.get(command.answer):
             _refuse(
