@@ -121,7 +121,7 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "palette",
         "Commands",
-        "Search all commands.",
+        "Search all commands; (F5) marks those without a key.",
         ("f5",),
         "app.command_palette",
         footer="commands",

@@ -30,7 +30,7 @@ def help_text(now: Situation, width: int) -> Content:
 
 
 def _entry(action: Action, now: Situation, width: int) -> Content:
-    keys = ", ".join(key_name(key) for key in action.keys) or "F5"
+    keys = ", ".join(key_name(key) for key in action.keys) or "(F5)"
     ready = action.when(now)
     pad = " " * max(1, _KEYS - cells(keys))
     head = Content.assemble(
@@ -49,6 +49,7 @@ class HelpScreen(Dialog[None]):
     DEFAULT_CSS = """
     HelpScreen > .box {
         scrollbar-size-vertical: 1;
+        scrollbar-gutter: stable;
     }
     """
 

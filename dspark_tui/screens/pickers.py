@@ -60,7 +60,7 @@ def model_rows(models: Sequence[ModelRow], present: str) -> list[Row]:
         Row(
             value=model.name,
             name=model.name,
-            detail=" · ".join(part for part in (_size(model), model.detail, model.where) if part),
+            detail=" · ".join(part for part in (_size(model), model.detail, _where(model)) if part),
             usable=model.usable,
             reason=model.reason,
             present=model.name == present,
@@ -71,6 +71,10 @@ def model_rows(models: Sequence[ModelRow], present: str) -> list[Row]:
 
 def _size(model: ModelRow) -> str:
     return "" if model.size_bytes is None else size(model.size_bytes)
+
+
+def _where(model: ModelRow) -> str:
+    return "" if model.where == model.name else model.where
 
 
 def model_picker(facts: Facts) -> PickerScreen:

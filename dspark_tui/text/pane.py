@@ -12,12 +12,16 @@ from dspark_tui.text.lines import Line, Span, drafter_state, fit, justify
 from dspark_tui.text.sanitize import one_line
 
 LABEL = 12
+_NUMBER = 7
+"""Columns of a number, before its unit."""
 _A_LINE = 4
 """Positions of a block that one row shows."""
 
 
 def _row(label: str, value: str, note: str = "") -> Line:
-    spans: list[Span] = [(label.ljust(LABEL), "muted"), (value, "" if value != NOT_MEASURED else "muted")]
+    measured = value != NOT_MEASURED
+    shown: Span = (value, "") if measured else (value.rjust(_NUMBER), "muted")
+    spans: list[Span] = [(label.ljust(LABEL), "muted"), shown]
     if note:
         spans.append((note, "muted"))
     return tuple(spans)
@@ -32,7 +36,7 @@ def rows(facts: Facts, snapshot: Snapshot, width: int) -> list[Line]:
     drafter = facts.drafter
     name = one_line(drafter.name, max(4, width - 13)) if drafter else "no drafter"
     out: list[Line] = [justify([(name, "strong")], [drafter_state(drafter)], width), ()]
-    out += _speed(snapshot)
+    out += _speed(facts, snapshot)
     out += [(), *_acceptance(snapshot, width)]
     out += [(), *_round(snapshot)]
     out += [(), *_memory(facts, snapshot, width)]
@@ -40,9 +44,11 @@ def rows(facts: Facts, snapshot: Snapshot, width: int) -> list[Line]:
     return [fit(row, width) for row in out]
 
 
-def _speed(snapshot: Snapshot) -> list[Line]:
+def _speed(facts: Facts, snapshot: Snapshot) -> list[Line]:
     prefill = _number(snapshot.prefill_speed, "tok/s", 0)
-    versus = _row("vs plain", "      –")
+    drafting = facts.drafter is not None and facts.drafter.method != "none"
+    # Only an answer without a drafter measures it.
+    versus = _row("vs plain", NOT_MEASURED, "  try F2 none" if drafting else "")
     if snapshot.speedup is not None:
         versus = _row("vs plain", f"{snapshot.speedup:6.1f}x", f"  of {snapshot.plain:.1f} tok/s")
     return [

@@ -61,7 +61,7 @@ def _ready(facts: Facts, width: int) -> list[Line]:
         lines.append((("model    ", "muted"), (one_line(model.name, max(8, width - 10)), "strong")))
         detail = f"{one_line(model.precision)}, {count(model.context)} tokens of context"
         if width >= NARROW and model.weight_bytes:
-            detail += f", {size(model.weight_bytes)}"
+            detail += f", {size(model.weight_bytes)} of weights"
         lines.append((("         ", ""), (detail, "muted")))
     if drafter is not None:
         lines.append(

@@ -121,9 +121,9 @@ def test_pane_rows() -> None:
     assert rows == [
         "dspark                   ● active",
         "",
-        "speed       n/a",
+        "speed           n/a",
         "average        50.0 tok/s",
-        "vs plain          –",
+        "vs plain        n/a  try F2 none",
         "first token    0.25 s",
         "prefill         120 tok/s",
         "prompt           60 tokens",
