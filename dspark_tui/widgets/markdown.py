@@ -40,6 +40,14 @@ def _clean_all(state: StateCore) -> None:
         _clean(token)
 
 
+def _keep_lines(state: StateCore) -> None:
+    """A line break of the model stays one: verses are not joined, and a closing block keeps its height."""
+    for token in state.tokens:
+        for child in token.children or ():
+            if child.type == "softbreak":
+                child.type = "hardbreak"
+
+
 def _renumber(start: int, state: StateCore) -> None:
     """Let the first ordered list begin with `start`: it goes on with a list that was cut."""
     for token in state.tokens:
@@ -52,6 +60,7 @@ def make_parser(start: int | None = None) -> MarkdownIt:
     """The parser of answers. HTML is text, since the screen cannot show it. `start` renumbers a list."""
     parser = MarkdownIt("gfm-like", {"html": False})
     parser.core.ruler.push("clean", _clean_all)
+    parser.core.ruler.push("keep_lines", _keep_lines)
     if start is not None:
         parser.core.ruler.push("renumber", partial(_renumber, start))
     return parser

@@ -558,6 +558,20 @@ async def test_blocks_one_by_one_and_the_whole_give_the_same_picture() -> None:
     assert pictures[0] == pictures[1]
 
 
+async def test_the_lines_of_a_verse_stay_lines() -> None:
+    engine = StubEngine()
+    app = make_app(engine)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await ready(app, pilot)
+        await ask(app, engine, pilot)
+        engine.text("Roses are red,\nviolets *are*\nblue.\n\n- one\n  two\n")
+        engine.finish()
+        await answered(app, pilot)
+        rows = [row.strip() for row in screen_text(app).splitlines()]
+        at = rows.index("Roses are red,")
+        assert rows[at : at + 6] == ["Roses are red,", "violets are", "blue.", "", "• one", "two"]
+
+
 async def test_metrics_modes_and_sizes() -> None:
     engine = StubEngine()
     app = make_app(engine)
