@@ -265,7 +265,7 @@ def run(model: str | None, drafter: str | None, fake: Path | None, temperature: 
     `model` None takes the demo when it is on this machine, else a choice is offered. `fake` is a script for
     the fake engine.
     """
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not (sys.stdin.isatty() and sys.stderr is not None and sys.stderr.isatty()):
         message = "dspark-tui: the chat draws on the terminal through stderr; do not redirect it."
         print(message, file=sys.stderr)
         return USAGE

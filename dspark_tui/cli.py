@@ -11,9 +11,10 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from dspark_tui import __version__
+from dspark_tui.text.sanitize import one_line
 
 DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 """Exit codes."""
@@ -28,7 +29,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say it and end with exit code 2."""
         end = "" if message.endswith((".", "?")) else "."
-        self.exit(USAGE, f"{self.prog}: {message}{end} See {self.prog} --help.\n")
+        self.exit(USAGE, f"{self.prog}: {one_line(message)}{end} See {self.prog} --help.\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(options)
     except UsageError as error:
-        print(f"dspark-tui: {error}", file=sys.stderr)
+        print(f"dspark-tui: {one_line(str(error))}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         return STOPPED
@@ -178,8 +179,8 @@ def _number(text: str) -> float:
 
 def _dispatch(options: argparse.Namespace) -> int:
     fake: Path | None = options.fake
-    if fake is not None and not fake.is_file():
-        raise UsageError(f"There is no script {fake}; give a TOML file (docs/fake-engine.md).")
+    if fake is not None and not _there(fake, Path.is_file):
+        raise UsageError(f"There is no script {_short(str(fake))}; give a TOML file (docs/fake-engine.md).")
     if options.command == "models":
         from dspark_tui import models_command
 
@@ -198,24 +199,42 @@ def _dispatch(options: argparse.Namespace) -> int:
     _check_drafter(options.drafter)
     if options.command == "run":
         return _run(options, model, fake)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not (_on_terminal(sys.stdin) and _on_terminal(sys.stdout)):
         raise UsageError("The chat needs a terminal; use dspark-tui run in pipes and scripts.")
     from dspark_tui import app
 
     return app.run(model, options.drafter, fake)
 
 
+def _there(path: Path, is_kind: Callable[[Path], bool]) -> bool:
+    """Whether there is such a file or folder; not when the system refuses the name itself."""
+    try:
+        return is_kind(path.expanduser())
+    except (OSError, RuntimeError, ValueError):  # a name too long, an unknown user's home, a NUL byte
+        return False
+
+
+def _short(text: str) -> str:
+    """What was given, short enough for a sentence."""
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
+def _on_terminal(stream: TextIO | None) -> bool:
+    """Whether the stream is a terminal; one that was closed (`<&-`) is None in Python."""
+    return stream is not None and stream.isatty()
+
+
 def _check_drafter(drafter: str | None) -> None:
     if drafter is None:
         return
     folder = drafter.startswith(("/", "./", "../", "~"))
-    if folder and not Path(drafter).expanduser().is_dir():
+    if folder and not _there(Path(drafter), Path.is_dir):
         raise UsageError(
-            f"There is no drafter folder {drafter}; give {', '.join(METHODS)}, a name or a folder."
+            f"There is no drafter folder {_short(drafter)}; give {', '.join(METHODS)}, a name or a folder."
         )
     if not folder and (not drafter or any(sign.isspace() or not sign.isprintable() for sign in drafter)):
         raise UsageError(
-            f"{drafter!r} is no drafter; give {', '.join(METHODS)}, or a drafter's name or folder."
+            f"{_short(drafter)!r} is no drafter; give {', '.join(METHODS)}, or a drafter's name or folder."
         )
 
 
@@ -232,7 +251,7 @@ def _run(options: argparse.Namespace, model: str | None, fake: Path | None) -> i
     from dspark_tui import headless
 
     prompt = options.prompt
-    if prompt is None and sys.stdin.isatty():
+    if prompt is None and _on_terminal(sys.stdin):
         raise UsageError("Give a prompt, or pipe one in.")
     if prompt is None or prompt == "-":
         prompt = headless.read_prompt()

@@ -14,22 +14,27 @@ APP = "dspark-tui"
 HOME_VARIABLE = "DSPARK_TUI_HOME"
 
 
+def expanded(text: str) -> Path:
+    """`text` as a path, with `~` expanded; `~name` of an unknown user stays (pathlib would raise)."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111
+
+
 def config_dir() -> Path:
     """The user's settings, keymap and themes. Not created here."""
     if home := os.environ.get(HOME_VARIABLE):
-        return Path(home).expanduser().absolute() / "config"
+        return expanded(home).absolute() / "config"
     return Path(platformdirs.user_config_dir(APP, appauthor=False))
 
 
 def data_dir() -> Path:
     """Chats. Not created here."""
     if home := os.environ.get(HOME_VARIABLE):
-        return Path(home).expanduser().absolute() / "data"
+        return expanded(home).absolute() / "data"
     return Path(platformdirs.user_data_dir(APP, appauthor=False))
 
 
 def log_dir() -> Path:
     """The terminal program's own log. Not created here."""
     if home := os.environ.get(HOME_VARIABLE):
-        return Path(home).expanduser().absolute() / "log"
+        return expanded(home).absolute() / "log"
     return Path(platformdirs.user_log_dir(APP, appauthor=False))

@@ -169,8 +169,12 @@ class _Loop:
             done += len(chunk)
             pending = [self.target.state(), self.session.drafter.state(), forward.rows]
             # Only the last chunk's logits are wanted; the others are never computed.
-            token = self.sampler.pick(forward.logits) if done == len(prompt) else None
-            mx.eval([a for a in (*pending, token) if a is not None])
+            last = done == len(prompt)
+            token = self.sampler.pick(forward.logits) if last else None
+            broken = mx.isnan(forward.logits).any() if last else None
+            mx.eval([a for a in (*pending, token, broken) if a is not None])
+            if broken is not None and broken.item():
+                raise ArithmeticError("the model's numbers overflowed (NaN); choose another model")
             self.target.commit(chunk)
             yield PrefillStep(done)
         reply.prefilled_at = time.perf_counter()

@@ -92,6 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
         stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {os.getpid()} %(levelname)s %(message)s"
     )
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _need_a_folder()
     try:
         server = listen(options.socket)
     except OSError as error:
@@ -105,6 +106,14 @@ def main(arguments: list[str] | None = None) -> int:
             options.socket.parent.rmdir()
     logger.info("engine ends")
     return 0
+
+
+def _need_a_folder() -> None:
+    """Libraries look at the working directory when they are imported, and break when it was removed."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        os.chdir("/")
 
 
 def end_children() -> None:

@@ -17,6 +17,7 @@ from dspark_tui.engine.models.folder import read_config
 from dspark_tui.engine.models.folder import weight_bytes as stored_bytes
 from dspark_tui.engine.models.pairs import KnownDrafter, known_drafters
 from dspark_tui.engine.models.resolve import ResolvedModel
+from dspark_tui.engine.paths import expanded
 from dspark_tui.engine.precision import on_cpu, to_float32, weight_bytes
 from dspark_tui.engine.protocol import DrafterInfo, Method, ModelInfo, Stage
 from dspark_tui.engine.session import Candidate, Session, no_such_drafter
@@ -104,9 +105,9 @@ def _known(config: dict[str, Any], wanted: str | None) -> tuple[list[KnownDrafte
 
 def _folder(text: str) -> Path | None:
     try:
-        folder = Path(text).expanduser()
+        folder = expanded(text)
         return folder if folder.is_dir() else None
-    except (OSError, RuntimeError, ValueError):  # a name too long, an unknown user's home
+    except (OSError, ValueError):  # a name too long, a NUL byte
         return None
 
 
@@ -156,11 +157,12 @@ def _refuse(reason: str) -> Callable[[], Drafter]:
 
 def probe(target: Target) -> None:
     """One tiny forward: it warms the kernels up and proves that logits and taps have the shapes that the
-    loop relies on. Raises ModelError when they have not."""
+    loop relies on, and that the weights give numbers at all. Raises ModelError when they do not."""
     ids = mx.zeros((2,), dtype=mx.uint32)
     try:
         full, last = target.forward(ids), target.forward(ids, last_only=True)
-        mx.eval(full.logits, last.logits, [f.rows for f in (full, last) if f.rows is not None])
+        broken = mx.isnan(full.logits).any()
+        mx.eval(broken, full.logits, last.logits, [f.rows for f in (full, last) if f.rows is not None])
     finally:
         target.reset()
     width = len(target.taps) * target.hidden_size
@@ -173,4 +175,9 @@ def probe(target: Target) -> None:
         raise ModelError(
             f"{target.info.name} cannot be used: its forward gives logits of shape {seen[0]} and taps of "
             f"shape {seen[2]}, {(2, target.vocabulary)} and {(2, width)} were expected."
+        )
+    if broken.item():
+        raise ModelError(
+            f"{target.info.name} cannot be used: its weights give no numbers (NaN), so they are damaged; "
+            "fetch the model again."
         )

@@ -16,9 +16,14 @@ APP = "dspark-tui"
 HOME_VARIABLE = "DSPARK_TUI_HOME"
 
 
+def expanded(text: str) -> Path:
+    """`text` as a path, with `~` expanded; `~name` of an unknown user stays (pathlib would raise)."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111
+
+
 def _below(kind: str, default: Callable[..., str]) -> Path:
     if home := os.environ.get(HOME_VARIABLE):
-        return Path(home).expanduser().absolute() / kind
+        return expanded(home).absolute() / kind
     with warnings.catch_warnings():
         # Without XDG_RUNTIME_DIR platformdirs warns on stderr and takes a folder in /tmp: fine for us.
         warnings.simplefilter("ignore")

@@ -95,16 +95,20 @@ async def connect_to_new(spawned: Spawned) -> tuple[asyncio.StreamReader, asynci
 
 
 async def end(spawned: Spawned, patience: float = 0.0) -> None:
-    """Wait `patience` seconds for the process to end, then kill it; remove its folder."""
+    """Wait `patience` seconds for the process to end, then kill it and what it started; remove its folder.
+
+    Cancelled (a ctrl+c while it waits), it kills at once: no engine outlives its program.
+    """
     try:
-        async with asyncio.timeout(patience):
-            await spawned.process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            spawned.process.kill()
-        await spawned.process.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await spawned.process.wait()
     finally:
+        if spawned.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(spawned.process.pid, signal.SIGKILL)
         remove_folder(spawned.folder)
+    await spawned.process.wait()
 
 
 def exit_words(returncode: int | None) -> str:

@@ -26,6 +26,9 @@ from dspark_tui.engine.precision import drafter_dtype, on_cpu, to_float32
 from dspark_tui.engine.protocol import Method
 
 HEADER_LIMIT = 100 * 1024 * 1024
+BLOCK_LIMIT = 256
+"""Longest block that is taken; published ones have up to 16 tokens. Attention is quadratic in it, and MLX
+crashes where that does not fit."""
 _METHODS: dict[str, Method] = {
     "DFlash2DraftModel": "dflash2",
     "DFlashDraftModel": "dflash",
@@ -72,7 +75,7 @@ def read_header(file: Path) -> tuple[dict[str, tuple[int, ...]], int]:
         end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read ({error.strerror}).") from error
-    except (ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise CheckpointError(f"{file} is not a safetensors file; fetch the drafter again.") from error
     if 8 + length + end > size:
         raise CheckpointError(f"{file} is cut off ({size} of {8 + length + end} bytes); fetch it again.")
@@ -85,7 +88,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} has no config.json, so it is not a drafter's folder.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON.") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{file} holds no JSON object.")
@@ -195,7 +198,7 @@ def _backbone(settings: _Settings, method: Method) -> BackboneConfig:
     convolved = method == "dflash2"
     vocabulary, hidden = whole("vocab_size"), whole("hidden_size")
     # A block that is all anchor proposes nothing, unless the anchor's row does.
-    block = whole("block_size", least=1 if method == "dspark" else 2)
+    block = whole("block_size", least=1 if method == "dspark" else 2, below=BLOCK_LIMIT + 1)
     config = BackboneConfig(
         hidden_size=hidden,
         intermediate_size=whole("intermediate_size"),

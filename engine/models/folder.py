@@ -27,6 +27,8 @@ def problem(folder: Path) -> str | None:
             if any(name.endswith(".gguf") for name in names):
                 return "it holds a GGUF file, which MLX models do not come as"
             return "it holds no config.json"
+        if not (folder / "config.json").is_file():
+            return "its config.json is no file"
         if not isinstance(read_config(folder).get("model_type"), str):
             return "its config.json names no model_type"
         weights = weight_files(folder)
@@ -53,7 +55,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json as a dictionary. Raises OSError, or ValueError (a sentence without a full stop)."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("its config.json is not JSON") from None
     if not isinstance(config, dict):
         raise ValueError("its config.json is not a JSON object")
@@ -76,8 +78,8 @@ def _indexed(folder: Path) -> set[str]:
     if not path.is_file():
         return set()
     try:
-        return set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError):
+        return {str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ValueError("its model.safetensors.index.json cannot be read") from None
 
 
@@ -94,6 +96,6 @@ def whole(path: Path) -> bool:
         try:
             header = json.loads(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, IndexError, AttributeError, TypeError):
+        except (ValueError, KeyError, IndexError, AttributeError, TypeError, RecursionError):
             return False
     return bool(size == 8 + length + max(ends, default=0))

@@ -77,7 +77,8 @@ def describe(config: dict[str, Any]) -> str:
 
 def not_a_target(config: dict[str, Any]) -> str | None:
     """Why the model that `config` describes cannot be a target, or None as far as its config tells."""
-    architectures = [str(name).lower() for name in config.get("architectures") or []]
+    named = config.get("architectures")
+    architectures = [str(name).lower() for name in named] if isinstance(named, list) else []
     if any(mark in name for name in architectures for mark in _DRAFTER_MARKS):
         return "it is a drafter, not a target"
     known = _architectures()

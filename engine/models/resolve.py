@@ -9,6 +9,7 @@ from dspark_tui.engine.models import demo, fetch, hub
 from dspark_tui.engine.models.errors import ModelError
 from dspark_tui.engine.models.folder import problem, read_config
 from dspark_tui.engine.models.inventory import not_a_target
+from dspark_tui.engine.paths import expanded
 
 _PATTERNS = ["*.json", "model*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 
@@ -34,7 +35,7 @@ def resolve(model: str) -> ResolvedModel:
                 "The demo model is not on this machine yet: dspark-tui models pull demo fetches it.", "usage"
             )
         return ResolvedModel(demo.NAME, path)
-    folder = Path(model).expanduser()
+    folder = expanded(model)
     if _means_a_path(model, folder):
         return ResolvedModel(
             folder.absolute().name, _usable(folder.absolute(), f"{folder} is not a usable model folder")

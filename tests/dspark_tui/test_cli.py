@@ -160,12 +160,47 @@ def test_a_fake_engine_needs_no_model(requests: list[headless.Request]) -> None:
             ["run", "--fake", "/nowhere.toml", "hi"],
             "dspark-tui: There is no script /nowhere.toml; give a TOML file (docs/fake-engine.md).\n",
         ),
+        (
+            ["run", "--demo", "-d", "~no-such-user/x", "hi"],
+            "dspark-tui: There is no drafter folder ~no-such-user/x; give none, dspark, dflash, dflash2, "
+            "a name or a folder.\n",
+        ),
+        (
+            ["run", "--demo", "-d", "/" + "x" * 5000, "hi"],
+            f"dspark-tui: There is no drafter folder /{'x' * 198}…; give none, dspark, dflash, dflash2, "
+            "a name or a folder.\n",
+        ),
+        (
+            ["run", "--fake", "/" + "x" * 5000, "hi"],
+            f"dspark-tui: There is no script /{'x' * 198}…; give a TOML file (docs/fake-engine.md).\n",
+        ),
+        (
+            ["run", "--fake", "/\x1b[31m\udcff", "hi"],
+            "dspark-tui: There is no script /\u241b[31m⟨U+DCFF⟩; give a TOML file (docs/fake-engine.md).\n",
+        ),
         (["--demo"], "dspark-tui: The chat needs a terminal; use dspark-tui run in pipes and scripts.\n"),
     ],
 )
 def test_mistakes_are_one_sentence(
     arguments: list[str], sentence: str, said: Callable[..., tuple[int, str]]
 ) -> None:
+    assert said(*arguments) == (2, sentence)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "--demo"], "dspark-tui: The prompt is empty; give some text.\n"),
+        (["--demo"], "dspark-tui: The chat needs a terminal; use dspark-tui run in pipes and scripts.\n"),
+    ],
+)
+def test_a_closed_stdin(
+    arguments: list[str],
+    sentence: str,
+    said: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
     assert said(*arguments) == (2, sentence)
 
 

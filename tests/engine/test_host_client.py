@@ -512,6 +512,36 @@ async def test_a_stuck_step_does_not_keep_the_process(script: Callable[[str], Pa
     assert not is_running(engine.pid)
 
 
+async def test_an_engine_does_not_outlive_a_close_that_is_given_up() -> None:
+    engine = await Engine.start(SCRIPTS / "hello.toml")
+    os.kill(engine.pid, signal.SIGSTOP)
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await eventually(lambda: not is_running(engine.pid))
+
+
+def working_directory(pid: int) -> Path:
+    return Path(f"/proc/{pid}/cwd").readlink()
+
+
+async def test_a_working_directory_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    # The engine goes on from the root, since libraries fail to be imported without a directory.
+    engine = await Engine.start(SCRIPTS / "hello.toml")
+    try:
+        assert len(await engine.models()) == 2
+        if sys.platform == "linux":
+            assert working_directory(engine.pid) == Path("/")
+    finally:
+        await engine.close()
+
+
 async def test_what_the_engine_started_ends_with_it() -> None:
     program = """
 import subprocess
@@ -618,6 +648,15 @@ async def test_a_name_is_given_once(hello: Engine) -> None:
     await collect(hello.chat(ask("hi"), answer="same"))
     with pytest.raises(EngineFailure, match="name each anew"):
         await collect(hello.chat(ask("hi"), answer="same"))
+
+
+async def test_an_answer_without_a_name_is_refused(hello: Engine) -> None:
+    await hello.load("demo")
+    raw_chat = encode(Chat(5, answer="", messages=ask("hi")))
+    _, refused = await raw(hello, encode(Hello(1, protocol=PROTOCOL_VERSION, client="raw")), raw_chat)
+    assert isinstance(refused, Failed)
+    assert (refused.id, refused.kind) == (5, "usage")
+    assert text_of(await collect(hello.chat(ask("hi"))))  # and holds nobody up
 
 
 async def test_a_slow_reader_loses_metrics_and_nothing_else(script: Callable[[str], Path]) -> None:

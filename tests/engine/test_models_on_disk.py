@@ -59,6 +59,15 @@ def shard_missing(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def config_in_a_pipe(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+
+
+def index_of_numbers(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 5, "b": "x"}}')
+
+
 def only_gguf(folder: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
@@ -74,6 +83,9 @@ def only_gguf(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text("[]"), "its config.json is not a JSON object"),
         (lambda folder: (folder / "config.json").write_text("{}"), "its config.json names no model_type"),
         (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe\x00"), "its config.json is not JSON"),
+        (lambda folder: (folder / "config.json").write_text("[" * 200_000), "its config.json is not JSON"),
+        (config_in_a_pipe, "its config.json is no file"),
+        (index_of_numbers, "5 is missing"),
         (lambda folder: (folder / "model.safetensors").unlink(), "it holds no model*.safetensors"),
         (truncate, "model.safetensors is incomplete or damaged"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b""), "is incomplete or damaged"),
@@ -130,6 +142,12 @@ def test_inventory(home: Path, empty_hub: Path) -> None:
     }
 
 
+def test_a_config_that_is_odd_does_not_hide_the_others(home: Path, empty_hub: Path) -> None:
+    cached(empty_hub, "org/odd", architectures=5)
+    cached(empty_hub, "org/good")
+    assert [row.name for row in list_models()] == ["demo", "org/good", "org/odd"]
+
+
 def test_architectures_that_mlx_lm_maps_to_another_are_known() -> None:
     assert not_a_target({"model_type": "mistral"}) is None  # loaded as llama
     assert not_a_target({"model_type": "qwen3"}) is None
@@ -184,6 +202,7 @@ def test_resolving_a_folder_a_repository_and_the_demo(
         ("x" * 5000, "There is no model 'xxx"),
         ("a\0b", "There is no model 'a\\x00b'"),
         ("a/b/c", "There is no model 'a/b/c'"),
+        ("~no-such-user/x", "~no-such-user/x is not a usable model folder: the folder does not exist."),
     ],
 )
 def test_what_cannot_be_resolved(home: Path, empty_hub: Path, given: str, said: str) -> None:

@@ -125,6 +125,20 @@ def test_models_that_do_not_load(engine: Engine, tmp_path: Path, changes: dict[s
     assert refusal(lambda: engine.chat("hello")) == "No model is loaded; load one first."
 
 
+def test_weights_that_are_no_numbers(engine: Engine, tmp_path: Path) -> None:
+    tiny_llama(tmp_path / "odd")
+    weights = tmp_path / "odd" / "model.safetensors"
+    # Arrays are read lazily: keep them apart from the file that is written.
+    tensors = dict(mx.load(str(weights)))
+    mx.eval(tensors)
+    tensors["model.norm.weight"] = mx.full(tensors["model.norm.weight"].shape, float("nan"))
+    mx.save_safetensors(str(weights), tensors)
+    said = refusal(lambda: engine.load(tmp_path / "odd"), "failed")
+    assert said == (
+        "odd cannot be used: its weights give no numbers (NaN), so they are damaged; fetch the model again."
+    )
+
+
 def test_unknown_architecture(engine: Engine, tmp_path: Path) -> None:
     folder = tiny_llama(tmp_path / "odd", architecture="llama")
     config = json.loads((folder / "config.json").read_text())

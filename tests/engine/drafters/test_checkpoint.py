@@ -213,6 +213,7 @@ def test_weights_that_are_a_folder(folder: Path) -> None:
         ("dspark", {"num_key_value_heads": 3}, "num_key_value_heads"),
         ("dspark", {"head_dim": 23}, "head_dim"),
         ("dflash", {"block_size": 1}, "block_size"),
+        ("dflash", {"block_size": 100_000}, "block_size"),
         ("dspark", {"rms_norm_eps": "small"}, "rms_norm_eps"),
         ("dspark", {"rope_theta": "big"}, "rope_theta"),
     ],
