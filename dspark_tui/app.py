@@ -92,7 +92,12 @@ class DsparkApp(AppActions):
         """Start the engine behind the first picture."""
         self._ticking = self.set_interval(TICK_SECONDS, self._tick, pause=True)
         self._handle_signals()
+        self.app_resume_signal.subscribe(self, self._back_from_the_shell)
         self.call_after_refresh(self._begin)
+
+    def _back_from_the_shell(self, _: object) -> None:
+        """fg: the screen is empty, while the widgets believe that what they drew is still there."""
+        self.action_repaint()
 
     def on_unmount(self) -> None:
         """Nothing goes on for a screen that is gone."""

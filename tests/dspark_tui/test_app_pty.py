@@ -166,3 +166,19 @@ def test_leaving(tmp_path: Path, home: Path, keys: bytes) -> None:
         assert terminal.wait() == 0
         assert b"\x1b[?1049l" in terminal.raw
         assert gone(engine)
+
+
+def test_fg_draws_the_whole_screen_again(tmp_path: Path, home: Path) -> None:
+    with Terminal("--fake", write_script(tmp_path, '[[reply]]\ntext = "A"\n')) as terminal:
+        terminal.until("ready")
+        terminal.until_quiet()
+        terminal.send(b"\x1a")
+        _, status = os.waitpid(terminal.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        terminal.read(0.1)
+        terminal.raw = b""
+        os.kill(terminal.pid, signal.SIGCONT)
+        for words in ("dspark-tui", "Enter sends", "Ask something", "ready"):
+            terminal.until(words)
+        terminal.send(b"\x11")
+        assert terminal.wait() == 0
