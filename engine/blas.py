@@ -251,7 +251,8 @@ def _mapped_file(address: int | None) -> Path | None:
         fields = line.split(maxsplit=5)
         low, high = (int(part, 16) for part in fields[0].split("-"))
         if low <= address < high and len(fields) == 6 and fields[5].startswith("/"):
-            return Path(fields[5])
+            # Another process that made its copy at the same time has put it in the place of ours.
+            return Path(fields[5].removesuffix(" (deleted)"))
     return None
 
 

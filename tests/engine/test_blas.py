@@ -86,6 +86,20 @@ def test_two_at_once(home: Path) -> None:
     assert [entry.name for entry in (cache_dir() / "blas").iterdir()] == [Path(paths.pop().strip()).name]
 
 
+def test_a_copy_that_another_process_replaced_keeps_its_name(home: Path) -> None:
+    replace = (
+        "import os, shutil; real = blas._mapped_file\n"
+        "def late(address):\n"
+        "    kept, = (blas.cache_dir() / 'blas').iterdir()\n"
+        "    os.replace(shutil.copy(kept, f'{kept}.other'), kept)\n"
+        "    return real(address)\n"
+        "blas._mapped_file = late"
+    )
+    result = in_process(f"{NO_SYSTEM}\n{replace}")
+    assert result["right"]
+    assert [str(entry) for entry in (cache_dir() / "blas").iterdir()] == [result["path"]]
+
+
 def test_cache_that_cannot_be_written(home: Path) -> None:
     (home / "cache").write_text("in the way")
     result = in_process(NO_SYSTEM)
