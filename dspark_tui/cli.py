@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dspark-tui: {one_line(str(error))}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
+        # A second one, while Python clears up, ends the process without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         return STOPPED
 
 
@@ -138,7 +141,12 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     run.add_argument("--system", metavar="TEXT", help="a system prompt")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     run.add_argument("--rounds", action="store_true", help="tell every round (in the JSON, or on stderr)")
-    run.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - or a pipe reads stdin")
+    run.add_argument(
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="the prompt; - reads it from stdin, and so does a pipe without a PROMPT",
+    )
 
 
 def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:
