@@ -47,10 +47,14 @@ async def generating(app: DsparkApp, engine: StubEngine, clock: Clock, pilot: An
 
 
 async def over(app: DsparkApp, pilot: Any) -> None:
-    await until(
-        lambda: not app.controller.facts.busy and not any(view.stale for view in app.chat.transcript.views),
-        pilot,
-    )
+    exchanges = app.controller.conversation.exchanges
+
+    def settled() -> bool:
+        # A lost engine is known before its answer is marked as failed.
+        ended = not app.controller.facts.busy and not exchanges[-1].answer.state.running
+        return ended and not any(view.stale for view in app.chat.transcript.views)
+
+    await until(settled, pilot)
     app.chat.draw()
     await pilot.pause()
 
