@@ -73,6 +73,7 @@ class DsparkApp(AppActions):
     ) -> None:
         super().__init__()
         self._wish = (model, drafter)
+        self._said = {}
         self.clock = clock
         self.controller = Controller(self, start_engine, clock, temperature=temperature)
         self.chat = ChatScreen(lambda: self.controller.facts, self._snapshot, self.situation, clock)

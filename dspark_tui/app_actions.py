@@ -30,6 +30,7 @@ class AppActions(App[int]):
     chat: ChatScreen
     clock: Callable[[], float]
     _quit_armed = 0.0
+    _said: dict[str, float]
 
     def situation(self) -> Situation:
         """The present moment, for the actions."""
@@ -44,8 +45,12 @@ class AppActions(App[int]):
         )
 
     def say(self, message: str, severity: Severity = "information") -> None:
-        """A toast; the text is taken literally."""
-        self.notify(sanitize(message), severity=severity, markup=False)
+        """A toast; the text is taken literally. What is on the screen already is not said again."""
+        now = self.clock()
+        self._said = {text: at for text, at in self._said.items() if now - at < self.NOTIFICATION_TIMEOUT}
+        if message not in self._said:
+            self._said[message] = now
+            self.notify(sanitize(message), severity=severity, markup=False)
 
     # ------------------------------------------------------------------ actions
 

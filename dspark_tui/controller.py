@@ -30,7 +30,7 @@ from dspark_tui.engine.protocol import (
     Text,
 )
 from dspark_tui.metrics import Baselines, Meter, Snapshot
-from dspark_tui.ports import EngineLike, StartEngine, View
+from dspark_tui.ports import EngineLike, Severity, StartEngine, View
 
 DEMO = "demo"
 GET_DEMO = (
@@ -71,6 +71,7 @@ class Controller:
         self._baselines = Baselines()
         self._meter: Meter | None = None
         self._switches: list[tuple[str, str]] = []
+        self._choice: list[str] = []
         self._closing = False
         self.conversation = Conversation()
         self.facts = Facts(temperature=temperature)
@@ -337,24 +338,32 @@ class Controller:
         if engine is None or self.facts.model is None:
             self._view.say("There is no model yet, so there is nothing to draft for.", "warning")
             return
+        choice = self._choice = [name]
+        severity: Severity = "information"
         try:
             drafter = await engine.switch_drafter(name)
         except EngineFailure as failure:
-            self._view.say(failure.message, "error")
-            return
+            message, severity = failure.message, "error"
         except EngineGone:
+            self._choice = []
             return
-        self._drafter_changed(drafter)
-        where = "from the next round on" if self.facts.busy else "from the next answer on"
-        self._view.say(f"Drafter {drafter.name}, {where}.")
+        else:
+            self._drafter_changed(drafter)
+            where = "from the next round on" if self.facts.busy else "from the next answer on"
+            message = f"Drafter {drafter.name}, {where}."
+        # Whoever has chosen again meanwhile hears of the last choice only.
+        if self._choice is choice:
+            self._choice = []
+            self._view.say(message, severity)
 
     async def next_drafter(self) -> None:
-        """Switch to the next usable drafter in the list."""
+        """Switch to the next usable drafter in the list, after the one that was chosen last."""
         usable = [drafter.name for drafter in self.facts.drafters if drafter.usable]
         if len(usable) < 2:
             self._view.say("This model has no other usable drafter; F2 says why.", "warning")
             return
         present = self.facts.drafter.name if self.facts.drafter else ""
+        present = self._choice[0] if self._choice else present
         after = usable.index(present) + 1 if present in usable else 0
         await self.switch_drafter(usable[after % len(usable)])
 

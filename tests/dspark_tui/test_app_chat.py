@@ -1,5 +1,6 @@
 """The chat driven by keys, on an engine without a process."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -268,6 +269,52 @@ async def test_next_drafter_skips_the_unusable() -> None:
             await pilot.press("ctrl+t")
             await until(lambda expected=expected: engine.switches == expected, pilot)
             await until(lambda: app.controller.facts.drafter.name == engine.switches[-1], pilot)
+
+
+def toasts(app: DsparkApp) -> list[str]:
+    return [toast.message for toast in app._notifications]
+
+
+class HastyEngine(StubEngine):
+    """Changes the drafter when it is let; a newer wish displaces one that waits."""
+
+    let = False
+    newest: object = None
+
+    async def switch_drafter(self, drafter: str) -> DrafterInfo:
+        found = await super().switch_drafter(drafter)
+        wish = self.newest = object()
+        while not self.let:
+            await asyncio.sleep(0.001)
+            if self.newest is not wish:
+                raise EngineFailure("Another drafter was chosen before this one could start.")
+        return found
+
+
+async def test_hasty_switches_go_through_the_list_and_are_told_once() -> None:
+    engine = HastyEngine()
+    app = make_app(engine)
+    async with app.run_test() as pilot:
+        await ready(app, pilot)
+        for _ in range(4):
+            await pilot.press("ctrl+t")
+        await until(lambda: engine.switches == ["dflash", "none", "dspark", "dflash"], pilot)
+        engine.let = True
+        await until(lambda: bool(toasts(app)), pilot)
+        assert toasts(app) == ["Drafter dflash, from the next answer on."]
+
+
+async def test_the_same_toast_is_not_stacked() -> None:
+    clock = Clock()
+    app = make_app(StubEngine(), clock=clock)
+    async with app.run_test() as pilot:
+        await ready(app, pilot)
+        for _ in range(30):
+            await pilot.press("ctrl+o")
+        assert toasts(app) == ["No answer here has thinking to open."]
+        clock.now += app.NOTIFICATION_TIMEOUT
+        await pilot.press("ctrl+o")
+        assert toasts(app) == 2 * ["No answer here has thinking to open."]
 
 
 async def test_drafter_picker() -> None:
