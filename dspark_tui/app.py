@@ -21,16 +21,18 @@ from dspark_tui.actions import of_place
 from dspark_tui.app_actions import AppActions
 from dspark_tui.controller import DEMO, Controller
 from dspark_tui.conversation import Exchange, Facts, Phase
-from dspark_tui.crash import report
+from dspark_tui.crash import report, report_text
 from dspark_tui.metrics import Snapshot
 from dspark_tui.ports import EngineLike, StartEngine
 from dspark_tui.screens.chat import Banner, ChatScreen
+from dspark_tui.terminal_input import forgive_wrong_bytes
 from dspark_tui.text.format import plural
 from dspark_tui.text.sanitize import one_line
 from dspark_tui.widgets.prompt import Prompt
 from dspark_tui.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from textual.widgets import Markdown
 
 THEME = "atom-one-dark"
@@ -126,6 +128,11 @@ class DsparkApp(AppActions):
     def _fatal_error(self) -> None:
         """A fault of the program: one sentence after the screen is restored, the traceback in a file."""
         self.fault = report(self._exception)
+        self._close_messages_no_wait()
+
+    def panic(self, *renderables: RenderableType) -> None:
+        """A fault in a thread of the library, told as any other."""
+        self.fault = report_text(renderables)
         self._close_messages_no_wait()
 
     # ------------------------------------------------------------------ what the screens read
@@ -275,6 +282,8 @@ def run(model: str | None, drafter: str | None, fake: Path | None, temperature: 
         message = "dspark-tui: the chat draws on the terminal through stderr; do not redirect it."
         print(message, file=sys.stderr)
         return USAGE
+
+    forgive_wrong_bytes()
 
     async def start_engine() -> EngineLike:
         from dspark_tui.engine.client import Engine

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from pty_run import CSI, POINTER, Terminal, gone, write_script
 
+from dspark_tui.crash import report_text
+
 HOSTILE = r"""
 rate = 0
 chunk = 5
@@ -47,6 +49,11 @@ text = "second"
 at = 0
 do = "fail"
 message = "broke \u001b]52;c;SEVMTE8=\u0007 [/b]"
+"""
+
+ECHO = """
+[[reply]]
+text = "Here it is."
 """
 
 PLAIN = """
@@ -182,3 +189,21 @@ def test_fg_draws_the_whole_screen_again(tmp_path: Path, home: Path) -> None:
             terminal.until(words)
         terminal.send(b"\x11")
         assert terminal.wait() == 0
+
+
+def test_bytes_that_are_not_utf_8_are_replaced(tmp_path: Path, home: Path) -> None:
+    with Terminal("--fake", write_script(tmp_path, ECHO)) as terminal:
+        terminal.until("ready")
+        terminal.send(b"caf\xe9 \xff\xc3")
+        terminal.until("caf\ufffd \ufffd")
+        terminal.send(b"\x1b[200~pasted \xe9\x1b[201~\r")
+        terminal.until("Here it is.")
+        terminal.send(b"\x11")
+        assert terminal.wait() == 0
+
+
+def test_a_fault_in_a_thread_of_the_library_is_one_sentence(home: Path) -> None:
+    said = report_text(["Traceback", "ValueError: [/b] broke"])
+    log = home / "log" / "crash.log"
+    assert said == f"dspark-tui: the program broke (ValueError: [/b] broke); please report it with {log}."
+    assert log.read_text() == "Traceback\nValueError: [/b] broke\n"
