@@ -12,10 +12,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from dspark_tui import __version__
 from dspark_tui.text.sanitize import one_line
+
+if TYPE_CHECKING:
+    from dspark_tui.engine.protocol import Sampling
 
 DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 """Exit codes."""
@@ -90,6 +93,13 @@ def _model_options(parser: argparse.ArgumentParser, default: str | None) -> None
         metavar="DRAFTER",
         help=f"{', '.join(METHODS)}, or a drafter's name or folder; without it the best one known",
     )
+    parser.add_argument(
+        "--temperature",
+        type=_number,
+        default=0.0 if default is None else default,
+        metavar="T",
+        help="0 (default, greedy) to 2",
+    )
     _fake_option(parser, default)
 
 
@@ -117,7 +127,6 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="N",
         help="end after N tokens; without it at the model's context",
     )
-    run.add_argument("--temperature", type=_number, default=0.0, metavar="T", help="0 (default, greedy) to 2")
     run.add_argument(
         "--top-p",
         type=_number,
@@ -209,9 +218,12 @@ def _dispatch(options: argparse.Namespace) -> int:
         return _run(options, model, fake)
     if not (_on_terminal(sys.stdin) and _on_terminal(sys.stdout)):
         raise UsageError("The chat needs a terminal; use dspark-tui run in pipes and scripts.")
+    from dspark_tui.engine.protocol import Sampling
+
+    _check_sampling(Sampling(options.temperature))
     from dspark_tui import app
 
-    return app.run(model, options.drafter, fake)
+    return app.run(model, options.drafter, fake, options.temperature)
 
 
 def _there(path: Path, is_kind: Callable[[Path], bool]) -> bool:
@@ -246,6 +258,11 @@ def _check_drafter(drafter: str | None) -> None:
         )
 
 
+def _check_sampling(sampling: Sampling) -> None:
+    if problem := sampling.problem():
+        raise UsageError(problem[0].upper() + problem[1:])
+
+
 def _run(options: argparse.Namespace, model: str | None, fake: Path | None) -> int:
     if model is None:
         raise UsageError(
@@ -254,8 +271,7 @@ def _run(options: argparse.Namespace, model: str | None, fake: Path | None) -> i
     from dspark_tui.engine.protocol import Message, Sampling
 
     sampling = Sampling(options.temperature, options.top_p, options.top_k, options.seed)
-    if problem := sampling.problem():
-        raise UsageError(problem[0].upper() + problem[1:])
+    _check_sampling(sampling)
     from dspark_tui import headless
 
     prompt = options.prompt

@@ -214,3 +214,22 @@ def test_what_argparse_refuses_is_one_line(
     assert code == 2
     assert err.count("\n") == 1
     assert err.endswith("--help.\n")
+
+
+def test_the_chat_gets_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dspark_tui import app
+
+    seen: list[tuple[object, ...]] = []
+    monkeypatch.setattr(cli, "_on_terminal", lambda stream: True)
+    monkeypatch.setattr(app, "run", lambda *arguments: seen.append(arguments) or 0)
+    assert cli.main(["-m", "some/model", "-d", "dspark", "--temperature", "0.7"]) == 0
+    assert cli.main(["--demo"]) == 0
+    assert seen == [("some/model", "dspark", None, 0.7), ("demo", None, None, 0.0)]
+
+
+def test_the_chat_refuses_a_temperature_outside_its_range(
+    monkeypatch: pytest.MonkeyPatch, said: Callable[..., tuple[int, str]]
+) -> None:
+    monkeypatch.setattr(cli, "_on_terminal", lambda stream: True)
+    sentence = "dspark-tui: Temperature is 2.5; give a number from 0 (greedy) to 2.\n"
+    assert said("--demo", "--temperature", "2.5") == (2, sentence)
