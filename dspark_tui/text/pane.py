@@ -50,7 +50,7 @@ def _speed(facts: Facts, snapshot: Snapshot) -> list[Line]:
     # Only an answer without a drafter measures it.
     versus = _row("vs plain", NOT_MEASURED, "  try F2 none" if drafting else "")
     if snapshot.speedup is not None:
-        versus = _row("vs plain", f"{snapshot.speedup:6.1f}x", f"  of {snapshot.plain:.1f} tok/s")
+        versus = _row("vs plain", f"{snapshot.speedup:6.1f}x", f"  of {snapshot.plain:.1f}/s")
     return [
         _row("speed", _number(snapshot.speed, "tok/s")),
         _row("average", _number(snapshot.average, "tok/s")),
