@@ -18,12 +18,15 @@ JSON_SCHEMA_VERSION = 1
 """The field `schema` of `dspark-tui run --json`."""
 
 TEMPERATURE_RANGE = (0.0, 2.0)
+REPETITION_RANGE = (0.1, 10.0)
+PENALTY_RANGE = (-2.0, 2.0)
+BIAS_RANGE = (-100.0, 100.0)
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Upper bound of one encoded message; a longer line is a broken peer."""
 
 FinishReason: TypeAlias = Literal["stop", "length", "stopped", "error"]
 DrafterState: TypeAlias = Literal["active", "parked", "fell_back", "none"]
-Method: TypeAlias = Literal["none", "dspark", "dflash", "dflash2"]
+Method: TypeAlias = Literal["none", "dspark", "dflash", "dflash2", "lookup", "auto"]
 Stage: TypeAlias = Literal["fetch", "convert", "read", "drafter", "warm up"]
 FailureKind: TypeAlias = Literal["usage", "failed"]
 
@@ -38,14 +41,23 @@ class Message(msgspec.Struct, frozen=True):
 class Sampling(msgspec.Struct, frozen=True):
     """How the target's next token is drawn.
 
-    `temperature` 0 is greedy. `top_p` in (0, 1], 1 keeps everything. `top_k` 0 keeps everything.
-    `seed` None takes a fresh one. Ranges are checked by `check`.
+    `temperature` 0 is greedy. `top_p` in (0, 1], 1 keeps everything. `top_k` 0 keeps everything. `min_p` in
+    [0, 1): tokens less likely than that part of the likeliest one go, 0 keeps everything. `seed` None takes
+    a fresh one. `repetition_penalty` (1: off) divides positive and multiplies negative logits of tokens that
+    the prompt or the answer holds; `presence_penalty` is taken off the logit of every token that the answer
+    holds, `frequency_penalty` once for each time it holds it (0: off). `logit_bias` is added to the logits
+    of these token ids. Penalties and bias count when greedy too. Ranges are checked by `problem`.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
 
     def problem(self) -> str | None:
         """One sentence that says which value is out of range and what is allowed, or None."""
@@ -58,6 +70,27 @@ class Sampling(msgspec.Struct, frozen=True):
             return f"top-k is {self.top_k}; give 0 (keep every token) or a positive whole number."
         if self.seed is not None and not 0 <= self.seed < 2**63:
             return f"seed is {self.seed}; give a whole number from 0 to 2^63 - 1."
+        if not 0.0 <= self.min_p < 1.0:
+            return f"min-p is {self.min_p:g}; give a number from 0 (keep every token) and below 1."
+        return self._penalty_problem()
+
+    def _penalty_problem(self) -> str | None:
+        low, high = REPETITION_RANGE
+        if not low <= self.repetition_penalty <= high:
+            return (
+                f"repetition penalty is {self.repetition_penalty:g}; give a number from {low:g} to {high:g} "
+                "(1 changes nothing)."
+            )
+        low, high = PENALTY_RANGE
+        for name, value in (("presence", self.presence_penalty), ("frequency", self.frequency_penalty)):
+            if not low <= value <= high:
+                return f"{name} penalty is {value:g}; give a number from {low:g} to {high:g} (0: off)."
+        low, high = BIAS_RANGE
+        for token, value in self.logit_bias.items():
+            if token < 0:
+                return f"logit bias names token {token}; token ids are whole numbers from 0."
+            if not low <= value <= high:
+                return f"logit bias of token {token} is {value:g}; give a number from {low:g} to {high:g}."
         return None
 
 
@@ -76,6 +109,10 @@ class ModelInfo(msgspec.Struct, frozen=True):
     context: int
     """Largest number of tokens (prompt and reply together)."""
     weight_bytes: int
+    thinks: bool = False
+    """Whether its answers may have a thinking part, which then comes apart from the text."""
+    efforts: list[str] = []
+    """Values of `Chat.effort` that its template knows; empty when it knows none."""
 
 
 class DrafterInfo(msgspec.Struct, frozen=True):
@@ -172,11 +209,15 @@ class Load(Command, frozen=True, tag="load"):
     """Load a target (`demo`, a folder, a repository id in the Hugging Face cache) and a drafter.
 
     `drafter`: `none`, a method (`dspark`, `dflash`, `dflash2`), a drafter's name or folder, or None for the
-    best one known. Answered by `Progress`..., then `Loaded` or `Failed`.
+    best one known. `drafter_bits`: quantise drafters at load to 4 or 8 bits, 0 keeps them as stored, None
+    takes this device's default. `kv_bits`: keep the target's keys and values in 4 or 8 bits; None keeps them
+    whole. Answered by `Progress`..., then `Loaded` or `Failed`.
     """
 
     model: str
     drafter: str | None = None
+    drafter_bits: int | None = None
+    kv_bits: int | None = None
 
 
 class Pull(Command, frozen=True, tag="pull"):
@@ -192,7 +233,8 @@ class ListModels(Command, frozen=True, tag="list_models"):
 class Chat(Command, frozen=True, tag="chat"):
     """Answer a conversation. `answer` names the answer in every event about it (client's choice, unique).
 
-    `max_tokens` None generates up to the context limit. `rounds` asks for `Result.rounds`.
+    `max_tokens` None generates up to the context limit. `rounds` asks for `Result.rounds`. `thinking` and
+    `effort` are passed to templates that know them; None leaves the template's own default.
     Answered by `Prefill`, `Text`, `Rounds`..., then `Finished` or `Failed`.
     """
 
@@ -202,10 +244,13 @@ class Chat(Command, frozen=True, tag="chat"):
     max_tokens: int | None = None
     stop: list[str] = []
     rounds: bool = False
+    thinking: bool | None = None
+    effort: str | None = None
 
 
 class SwitchDrafter(Command, frozen=True, tag="switch_drafter"):
-    """Change the drafter, at the next round boundary when an answer runs. `drafter` as in `Load`.
+    """Change the drafter, at the next round boundary when an answer runs. `drafter` as in `Load`. One that
+    is not resident is loaded beside the running answer (`Progress` with this id) and takes over when ready.
     Answered by `DrafterChanged` or `Failed` (the present drafter then stays)."""
 
     drafter: str
@@ -224,11 +269,37 @@ class Attach(Command, frozen=True, tag="attach"):
     after: int = -1
 
 
+class SaveContext(Command, frozen=True, tag="save_context"):
+    """Keep what the target has computed of the present sequence on disk, under the name `chat` (client's
+    choice). Answered by `ContextSaved` or `Failed`."""
+
+    chat: str
+
+
+class RestoreContext(Command, frozen=True, tag="restore_context"):
+    """Take the sequence kept under `chat` back, so that the next turn computes only what is new. Answered by
+    `ContextRestored`, with 0 tokens when nothing usable is kept, or `Failed`."""
+
+    chat: str
+
+
 class Shutdown(Command, frozen=True, tag="shutdown"):
     """End the engine process. Answered by closing the connection."""
 
 
-AnyCommand: TypeAlias = Hello | Load | Pull | ListModels | Chat | SwitchDrafter | Stop | Attach | Shutdown
+AnyCommand: TypeAlias = (
+    Hello
+    | Load
+    | Pull
+    | ListModels
+    | Chat
+    | SwitchDrafter
+    | Stop
+    | Attach
+    | SaveContext
+    | RestoreContext
+    | Shutdown
+)
 
 # ---------------------------------------------------------------------------- events
 
@@ -312,12 +383,30 @@ class Rounds(Event, frozen=True, tag="rounds"):
     memory_bytes: int | None = None
     """MLX's active memory; None when not measured."""
     peak_bytes: int | None = None
+    context_rows_bytes: int | None = None
+    """Memory of the tap rows that are kept for drafters."""
 
 
 class DrafterChanged(Event, frozen=True, tag="drafter_changed"):
     """The drafter or its state changed: by request, or by itself (then `id` is 0 and `reason` says why)."""
 
     drafter: DrafterInfo
+
+
+class ContextSaved(Event, frozen=True, tag="context_saved"):
+    """`tokens` positions are kept on disk in `bytes` bytes."""
+
+    chat: str
+    tokens: int
+    bytes: int
+
+
+class ContextRestored(Event, frozen=True, tag="context_restored"):
+    """`tokens` positions are in the cache again; 0 and `reason` when nothing usable is kept."""
+
+    chat: str
+    tokens: int
+    reason: str = ""
 
 
 class Finished(Event, frozen=True, tag="finished"):
@@ -354,6 +443,8 @@ AnyEvent: TypeAlias = (
     | Text
     | Rounds
     | DrafterChanged
+    | ContextSaved
+    | ContextRestored
     | Finished
     | Failed
     | Notice

@@ -68,6 +68,8 @@ class Target:
         self._cache: list[Any] = make_prompt_cache(model)
         self.vocabulary = int(self._embedding.weight.shape[0])
         self.hidden_size = int(self.embed(mx.array([0])).shape[-1])
+        gemma = type(model).__module__.rpartition(".")[2].startswith("gemma")
+        self.embedding_scale = self.hidden_size**0.5 if gemma else 1.0
 
     # ------------------------------------------------------------------ tables for drafters
 

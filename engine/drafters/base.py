@@ -17,6 +17,8 @@ class Tables(Protocol):
 
     hidden_size: int
     vocabulary: int
+    embedding_scale: float
+    """What the target multiplies its embedding rows by (Gemma: the root of the hidden size), else 1."""
 
     def embed(self, ids: mx.array) -> mx.array:
         """Raw rows of the embedding table: `[n]` ids to `[n, hidden]`."""

@@ -211,6 +211,7 @@ class NumpyTables:
     vocabulary: int
     hidden_size: int
     seed: int = 5
+    embedding_scale: float = 1.0
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(self.seed)
