@@ -125,6 +125,7 @@ class _Loop:
     def __init__(self, session: Session, reply: Reply, sampler: Sampler, commands: Commands) -> None:
         self.session, self.reply, self.sampler, self.commands = session, reply, sampler, commands
         self.target = session.target
+        sampler.begin(self.target.vocabulary, reply.prompt, reply.tokens)
         # Plain decoding keeps one step in flight: that of a token which the host has not seen yet.
         self.ahead: _Pending | None = None
 
@@ -180,6 +181,7 @@ class _Loop:
         reply.prefilled_at = time.perf_counter()
         assert token is not None
         reply.take([_number(token)])
+        self.sampler.observe(reply.tokens[-1:])
         mx.clear_cache()
         yield RoundStep(None)
 
@@ -205,6 +207,7 @@ class _Loop:
             bonus = _number(self.sampler.pick(forward.logits[:1]))
         anchor = reply.anchor
         taken = reply.take([*drafts[:accepted], bonus])
+        self.sampler.observe(reply.tokens[-taken:])
         kept = min(accepted, taken)
         self._commit(forward, [anchor, *drafts[:kept]])
         stat = RoundStat(
@@ -255,7 +258,7 @@ class _Loop:
         block = mx.array([self.reply.anchor], dtype=mx.uint32)
         if proposal.k:
             block = mx.concatenate([block, proposal.tokens.astype(mx.uint32)])
-        step = self._judge(block, proposal)
+        step = self._judge(block, proposal, proposal.tokens)
         # A GPU gets the forward before the draft is read, so it never idles. On the CPU async_eval itself
         # waits for most of what it is given, and would hide when the draft was ready.
         if proposal.k == 0 or not on_cpu():
@@ -265,16 +268,18 @@ class _Loop:
     def _run_ahead(self, bonus: mx.array) -> None:
         """Start the next plain step before this one's token is known to the host."""
         if self.session.drafter.drafts == 0 and self.reply.remaining > 1 and not self.commands.waiting:
-            self.ahead = self._judge(bonus, NOTHING)
+            self.ahead = self._judge(bonus, NOTHING, bonus)
             self.ahead.start()
 
-    def _judge(self, block: mx.array, proposal: Proposal) -> _Pending:
-        """Run the block, and say which drafts stand and what the bonus token is. Lazy."""
+    def _judge(self, block: mx.array, proposal: Proposal, unknown: mx.array) -> _Pending:
+        """Run the block, and say which drafts stand and what the bonus token is. `unknown` are the tokens
+        of the block that are not committed yet: penalties count them row by row. Lazy."""
         forward = self.target.forward(block)
+        logits = self.sampler.rows(forward.logits, unknown)
         if self.sampler.greedy:
-            outcome = verify.greedy(forward.logits, proposal.tokens)
+            outcome = verify.greedy(logits, proposal.tokens)
         else:
-            p = self.sampler.probabilities(forward.logits)
+            p = self.sampler.probabilities(logits)
             outcome = verify.sampled(p, proposal.tokens, proposal.q, self.sampler.draws)
         return _Pending(proposal, forward, outcome)
 

@@ -21,9 +21,6 @@ class DFlash(BlockDrafter):
     method: Method = "dflash"
 
     def _draft(self, hidden: mx.array, anchor: int, k: int, sampler: Sampler) -> Proposal:
-        logits = self.tables.head(hidden[1 : k + 1])
-        if sampler.greedy:
-            return Proposal(mx.argmax(logits, axis=-1))
         # The target's own truncation on q wastes no mass on tokens that p forbids.
-        q = sampler.probabilities(logits)
-        return Proposal(sampler.draws.choose(q), DenseQ(q))
+        tokens, q = sampler.draft(self.tables.head(hidden[1 : k + 1]))
+        return Proposal(tokens, None if q is None else DenseQ(q))

@@ -82,7 +82,10 @@ class DFlash2(BlockDrafter):
 
     def _draft(self, hidden: mx.array, anchor: int, k: int, sampler: Sampler) -> Proposal:
         rows = hidden[1 : k + 1]
-        ids, values = top_candidates(self.tables.head(rows).astype(mx.float32), self.top_k)
+        raw = self.tables.head(rows).astype(mx.float32)
+        ids, values = top_candidates(sampler.rows(raw), self.top_k)
+        if sampler.adjusts:
+            values = mx.take_along_axis(raw, ids, axis=-1)
         selector = self.model.candidate_selector
         weights = selector.hidden_projection(rows)[:, None, :] * selector.successor_codebook(ids)
         previous = mx.array([anchor], dtype=mx.uint32)
@@ -91,6 +94,7 @@ class DFlash2(BlockDrafter):
         for j in range(k):
             entry = selector.predecessor_codebook(previous)[0]
             scores = values[j] + (weights[j] @ entry).astype(mx.float32)
+            scores = sampler.some(scores, ids[j], mx.concatenate(tokens) if tokens else None)
             if sampler.greedy:
                 slot = mx.argmax(scores, keepdims=True)
             else:

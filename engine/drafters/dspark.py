@@ -64,6 +64,7 @@ class DSpark(BlockDrafter):
             seen = mx.concatenate([row, entry], axis=-1) if self.model.confidence_with_markov else row
             confidences.append(mx.sigmoid(confidence.proj(seen))[0])
             logits = base[j : j + 1] + markov.markov_w2(entry)
+            logits = sampler.rows(logits, mx.concatenate(tokens) if tokens else None)
             if sampler.greedy:
                 previous = mx.argmax(logits, axis=-1)
             else:
