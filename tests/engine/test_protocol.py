@@ -30,25 +30,46 @@ RESULT = p.Result(
 )
 COMMANDS: list[p.AnyCommand] = [
     p.Hello(1, protocol=1, client="test"),
-    p.Load(2, model="demo", drafter="none"),
+    p.Load(2, model="demo", drafter="none", drafter_bits=0, kv_bits=8),
     p.Pull(3, model="demo"),
     p.ListModels(4),
-    p.Chat(5, "a", [p.Message("user", "hi")], p.Sampling(0.5, 0.9, 10, 7), 20, ["\n\n"], True),
+    p.Chat(
+        5,
+        "a",
+        [p.Message("user", "hi")],
+        p.Sampling(0.5, 0.9, 10, 7, 0.05, 1.1, 0.5, -0.5, {0: -100.0, 12: 2.5}),
+        20,
+        ["\n\n"],
+        True,
+        thinking=False,
+        effort="high",
+    ),
     p.SwitchDrafter(6, drafter="dflash2"),
     p.Stop(7, answer="a"),
     p.Attach(8, answer="a", after=3),
-    p.Shutdown(9),
+    p.SaveContext(9, chat="first"),
+    p.RestoreContext(10, chat="first"),
+    p.Shutdown(11),
 ]
 EVENTS: list[p.AnyEvent] = [
     p.Welcome(1, 1, "0.1.0", 123),
     p.Progress(2, "fetch", 1, 2, "bytes"),
-    p.Loaded(2, p.ModelInfo("demo", "/m", "llama", "4-bit", 2048, 9), DRAFTER, [DRAFTER], 1.5, ["a note"]),
+    p.Loaded(
+        2,
+        p.ModelInfo("demo", "/m", "llama", "4-bit", 2048, 9, True, ["low", "high"]),
+        DRAFTER,
+        [DRAFTER],
+        1.5,
+        ["a note"],
+    ),
     p.Pulled(3, "demo", "/m", 9),
     p.Models(4, [p.ModelRow("demo", "demo", None, "llama", False, "why")]),
     p.Prefill(5, "a", 1, 2, 0),
     p.Text(5, "a", 0, "x\u2028y", True),
-    p.Rounds(5, "a", [ROUND], 4, 7, 0.5, None, 8),
+    p.Rounds(5, "a", [ROUND], 4, 7, 0.5, None, 8, 16),
     p.DrafterChanged(0, DRAFTER),
+    p.ContextSaved(9, "first", 12, 4096),
+    p.ContextRestored(10, "first", 0, "another model wrote it"),
     p.Finished(5, "a", RESULT),
     p.Failed(5, "no", "usage", "a", RESULT),
     p.Notice(0, "note"),
@@ -120,6 +141,16 @@ def test_anything_else_is_refused(line: bytes) -> None:
         (p.Sampling(top_k=-1), "top-k is -1"),
         (p.Sampling(seed=-1), "seed is -1"),
         (p.Sampling(seed=2**63), "2^63"),
+        (p.Sampling(min_p=1.0), "min-p is 1;"),
+        (p.Sampling(min_p=-0.1), "min-p is -0.1"),
+        (p.Sampling(repetition_penalty=0.0), "repetition penalty is 0; give a number from 0.1 to 10"),
+        (p.Sampling(repetition_penalty=float("nan")), "repetition penalty is nan"),
+        (p.Sampling(presence_penalty=2.5), "presence penalty is 2.5; give a number from -2 to 2"),
+        (p.Sampling(frequency_penalty=-3.0), "frequency penalty is -3"),
+        (p.Sampling(frequency_penalty=float("nan")), "frequency penalty is nan"),
+        (p.Sampling(logit_bias={-1: 1.0}), "logit bias names token -1"),
+        (p.Sampling(logit_bias={7: 101.0}), "logit bias of token 7 is 101; give a number from -100 to 100"),
+        (p.Sampling(logit_bias={7: float("nan")}), "logit bias of token 7 is nan"),
     ],
 )
 def test_sampling_out_of_range_is_named(sampling: p.Sampling, words: str) -> None:
@@ -127,7 +158,13 @@ def test_sampling_out_of_range_is_named(sampling: p.Sampling, words: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "sampling", [p.Sampling(), p.Sampling(2.0, 0.001, 1, 2**63 - 1), p.Sampling(0.0, 1.0, 0, 0)]
+    "sampling",
+    [
+        p.Sampling(),
+        p.Sampling(2.0, 0.001, 1, 2**63 - 1),
+        p.Sampling(0.0, 1.0, 0, 0),
+        p.Sampling(1.0, 1.0, 0, None, 0.99, 0.1, -2.0, 2.0, {0: 100.0, 2**31: -100.0}),
+    ],
 )
 def test_sampling_in_range_has_no_problem(sampling: p.Sampling) -> None:
     assert sampling.problem() is None
