@@ -13,7 +13,9 @@ from dspark_tui.engine.protocol import (
     ListModels,
     Load,
     Pull,
+    RestoreContext,
     Result,
+    SaveContext,
     SwitchDrafter,
 )
 
@@ -72,8 +74,8 @@ class Control:
 
 
 class Backend(Protocol):
-    """Runs models. `load`, `chat` and `switch_drafter` are called on one thread, the one that made the
-    object; `pull` and `list_models` on threads of their own, and must not touch the loaded model.
+    """Runs models. `pull` and `list_models` are called on threads of their own, and must not touch the loaded
+    model; everything else on one thread, the one that made the object.
 
     Each emits the events that answer the command (see `protocol`), or raises BackendError. Any other
     exception becomes a Failed that points to the log.
@@ -90,6 +92,14 @@ class Backend(Protocol):
 
     def switch_drafter(self, command: SwitchDrafter, emit: Emit) -> None:
         """Change the drafter while no answer runs: DrafterChanged."""
+        ...
+
+    def save_context(self, command: SaveContext, emit: Emit) -> None:
+        """Keep the present sequence on disk: ContextSaved."""
+        ...
+
+    def restore_context(self, command: RestoreContext, emit: Emit) -> None:
+        """Take a kept sequence back: ContextRestored."""
         ...
 
     def pull(self, command: Pull, emit: Emit) -> None:

@@ -24,6 +24,8 @@ from dspark_tui.engine.protocol import (
     AnyEvent,
     Attach,
     Chat,
+    ContextRestored,
+    ContextSaved,
     DrafterChanged,
     DrafterInfo,
     Event,
@@ -40,8 +42,10 @@ from dspark_tui.engine.protocol import (
     Progress,
     Pull,
     Pulled,
+    RestoreContext,
     Result,
     Sampling,
+    SaveContext,
     Shutdown,
     Stop,
     SwitchDrafter,
@@ -225,13 +229,20 @@ class Engine:
     # ------------------------------------------------------------------ requests
 
     async def load(
-        self, model: str, drafter: str | None = None, on_progress: OnProgress | None = None
+        self,
+        model: str,
+        drafter: str | None = None,
+        on_progress: OnProgress | None = None,
+        *,
+        drafter_bits: int | None = None,
+        kv_bits: int | None = None,
     ) -> Loaded:
-        """Load a target and a drafter (see `protocol.Load` for what both may be).
+        """Load a target and a drafter (see `protocol.Load` for what all of these may be).
 
         Raises EngineFailure with a sentence when that does not work, EngineGone when the engine dies.
         """
-        return await self._ask(Load(self._next_id(), model=model, drafter=drafter), Loaded, on_progress)
+        command = Load(self._next_id(), model, drafter, drafter_bits=drafter_bits, kv_bits=kv_bits)
+        return await self._ask(command, Loaded, on_progress)
 
     async def pull(self, model: str, on_progress: OnProgress | None = None) -> Pulled:
         """Fetch a model to this machine; an answer may run meanwhile. Raises as `load` does."""
@@ -300,6 +311,16 @@ class Engine:
         An answer that has ended already is no error. Raises EngineGone when the engine is dead.
         """
         self._write(Stop(self._next_id(), answer=answer))
+
+    async def save_context(self, chat: str) -> ContextSaved:
+        """Keep what is computed of the present sequence on disk under the name `chat`; behind a running
+        answer, at its end. Raises as `load` does."""
+        return await self._ask(SaveContext(self._next_id(), chat=chat), ContextSaved)
+
+    async def restore_context(self, chat: str) -> ContextRestored:
+        """Take the sequence kept under `chat` back: with 0 tokens and a reason when there is none that fits
+        the loaded model. Raises as `load` does."""
+        return await self._ask(RestoreContext(self._next_id(), chat=chat), ContextRestored)
 
     # ------------------------------------------------------------------ inside
 

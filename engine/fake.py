@@ -17,6 +17,8 @@ from dspark_tui.engine.fake_answer import FakeAnswer, say, tokens
 from dspark_tui.engine.fake_script import Drafter, Step, read_script
 from dspark_tui.engine.protocol import (
     Chat,
+    ContextRestored,
+    ContextSaved,
     DrafterChanged,
     DrafterInfo,
     ListModels,
@@ -28,6 +30,8 @@ from dspark_tui.engine.protocol import (
     Progress,
     Pull,
     Pulled,
+    RestoreContext,
+    SaveContext,
     SwitchDrafter,
 )
 
@@ -46,6 +50,7 @@ class FakeBackend:
         """The present one."""
         self._warm: set[str] = set()
         self._load_seconds = 0.0
+        self._held, self._kept = 0, dict[str, int]()
         say(self._script.stdout, self._script.stderr)
 
     # ------------------------------------------------------------------ commands
@@ -119,7 +124,23 @@ class FakeBackend:
             )
         answer = FakeAnswer(script, reply, command, emit, prompt, self._model.name, self._load_seconds)
         self._load_seconds = 0.0
+        self._held = prompt
         answer.run(control, self)
+
+    def save_context(self, command: SaveContext, emit: Emit) -> None:
+        """Remember how many tokens the last prompt had; nothing is written."""
+        if self._model is None:
+            raise BackendError("No model is loaded; load one first.", "usage")
+        self._kept[command.chat] = self._held
+        emit(ContextSaved(command.id, command.chat, self._held, 0))
+
+    def restore_context(self, command: RestoreContext, emit: Emit) -> None:
+        """Say how many tokens were remembered."""
+        if self._model is None:
+            raise BackendError("No model is loaded; load one first.", "usage")
+        kept = self._kept.get(command.chat, 0)
+        reason = "" if kept else "nothing is kept for this chat and model"
+        emit(ContextRestored(command.id, command.chat, kept, reason))
 
     # ------------------------------------------------------------------ drafters and models
 

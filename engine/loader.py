@@ -28,8 +28,11 @@ CONTEXT_IF_UNSAID = 4096
 """Context of a model whose config.json names none."""
 
 
-def load_target(model: ResolvedModel, report: Report) -> tuple[Target, dict[str, Any]]:
-    """Load the target in folder `model.path` and its config. Float32 on the CPU, else as stored.
+def load_target(
+    model: ResolvedModel, report: Report, kv_bits: int | None = None
+) -> tuple[Target, dict[str, Any]]:
+    """Load the target in folder `model.path` and its config. Float32 on the CPU, else as stored. `kv_bits`
+    8 or 4: with quantised keys and values.
 
     Raises ModelError with one sentence. Code that the folder carries is never run.
     """
@@ -51,7 +54,7 @@ def load_target(model: ResolvedModel, report: Report) -> tuple[Target, dict[str,
             context=_context(config),
             weight_bytes=weight_bytes(module),
         )
-        target = Target(module, tokenizer, info)
+        target = Target(module, tokenizer, info, kv_bits)
     except Exception as error:  # mlx-lm, tokenizers and broken files raise anything at all
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelError(f"{model.name} could not be loaded: {reason}") from error

@@ -37,7 +37,9 @@ from dspark_tui.engine.protocol import (
     Loaded,
     Progress,
     Pull,
+    RestoreContext,
     Rounds,
+    SaveContext,
     Shutdown,
     Stop,
     SwitchDrafter,
@@ -46,7 +48,7 @@ from dspark_tui.engine.protocol import (
 )
 from dspark_tui.engine.wire import encode_line
 
-C = TypeVar("C", Load, Pull, ListModels, Chat, SwitchDrafter)
+C = TypeVar("C", Load, Pull, ListModels, Chat, SwitchDrafter, SaveContext, RestoreContext)
 
 logger = logging.getLogger(__name__)
 
@@ -216,6 +218,17 @@ class Service:
                 listing = self._admit(client, command)
                 self._queue(
                     self._list_lane, listing.id, lambda backend: backend.list_models(listing, self.emit)
+                )
+            case SaveContext():
+                # Behind a running answer: what it adds is saved with the rest.
+                save = self._admit(client, command)
+                self._queue(self._models_lane, save.id, lambda backend: backend.save_context(save, self.emit))
+            case RestoreContext():
+                restore = self._admit(client, command)
+                self._queue(
+                    self._models_lane,
+                    restore.id,
+                    lambda backend: backend.restore_context(restore, self.emit),
                 )
 
     def _admit(self, client: Client, command: C) -> C:

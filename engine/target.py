@@ -11,6 +11,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from dspark_tui.engine import rollback
+from dspark_tui.engine.kv_bits import KvBits
 from dspark_tui.engine.protocol import ModelInfo
 from dspark_tui.engine.taps import Taps
 
@@ -51,8 +52,11 @@ def _owner(model: nn.Module) -> nn.Module:
 class Target:
     """A target with the cache of one sequence. All calls from the thread that made it."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any, info: ModelInfo) -> None:
-        """Wrap an mlx-lm model. Raises `ValueError` with words when its structure is not understood."""
+    def __init__(self, model: nn.Module, tokenizer: Any, info: ModelInfo, kv_bits: int | None = None) -> None:
+        """Wrap an mlx-lm model; `kv_bits` 8 or 4 quantises its keys and values.
+
+        Raises `ValueError` with words when its structure is not understood or its attention refuses that.
+        """
         self.model, self.tokenizer, self.info = model, tokenizer, info
         inner = _owner(model)
         self.layers: Sequence[nn.Module] = inner.layers
@@ -65,7 +69,9 @@ class Target:
         self._taps = Taps(self.layers, ())
         self.tokens: list[int] = []
         """Tokens whose keys and values the cache holds."""
-        self._cache: list[Any] = make_prompt_cache(model)
+        self.kv_bits = kv_bits
+        self._quantised = None if kv_bits is None else KvBits(kv_bits, self._whole_cache, self._probe)
+        self._cache: list[Any] = self.fresh_cache()
         self.vocabulary = int(self._embedding.weight.shape[0])
         self.hidden_size = int(self.embed(mx.array([0])).shape[-1])
         gemma = type(model).__module__.rpartition(".")[2].startswith("gemma")
@@ -158,7 +164,28 @@ class Target:
     def reset(self) -> None:
         """Forget the sequence."""
         self.tokens, self._ahead = [], 0
-        self._cache = make_prompt_cache(self.model)
+        self._cache = self.fresh_cache()
+
+    @property
+    def cache(self) -> list[Any]:
+        """The cache of every layer that has one, to look at."""
+        return self._cache
+
+    def fresh_cache(self) -> list[Any]:
+        """An empty cache of the kinds that this target uses."""
+        return self._whole_cache() if self._quantised is None else self._quantised.cache()
+
+    def _whole_cache(self) -> list[Any]:
+        cache: list[Any] = make_prompt_cache(self.model)
+        return cache
+
+    def _probe(self, cache: list[Any]) -> mx.array:
+        logits: mx.array = self.model(mx.zeros((1, 2), dtype=mx.uint32), cache=cache)
+        return logits
+
+    def adopt(self, cache: list[Any], tokens: Sequence[int]) -> None:
+        """Go on from `cache`, of the kinds of `fresh_cache`, which holds exactly `tokens`."""
+        self._cache, self.tokens, self._ahead = cache, list(tokens), 0
 
     def state(self) -> list[Any]:
         """The cache's arrays, to evaluate."""

@@ -16,10 +16,12 @@ BLAS = use_fast_blas()  # before anything imports mlx
 
 import mlx.core as mx  # noqa: E402
 
+from dspark_tui.engine import kv_bits, saved_context  # noqa: E402
 from dspark_tui.engine.answer_text import AnswerText  # noqa: E402
 from dspark_tui.engine.backend import BackendError, Control, Emit  # noqa: E402
 from dspark_tui.engine.drafters.checkpoint import CheckpointError  # noqa: E402
 from dspark_tui.engine.generator import PrefillStep, RoundStep, SwitchStep, generate  # noqa: E402
+from dspark_tui.engine.kv_store import CannotKeep, ContextStore, NothingKept  # noqa: E402
 from dspark_tui.engine.loader import check_drafter, load_target, make_session  # noqa: E402
 from dspark_tui.engine.models import demo  # noqa: E402
 from dspark_tui.engine.models.errors import ModelError  # noqa: E402
@@ -28,6 +30,8 @@ from dspark_tui.engine.models.resolve import pull, resolve  # noqa: E402
 from dspark_tui.engine.precision import on_cpu  # noqa: E402
 from dspark_tui.engine.protocol import (  # noqa: E402
     Chat,
+    ContextRestored,
+    ContextSaved,
     DrafterChanged,
     Failed,
     FailureKind,
@@ -40,9 +44,11 @@ from dspark_tui.engine.protocol import (  # noqa: E402
     Progress,
     Pull,
     Pulled,
+    RestoreContext,
     Result,
     Rounds,
     RoundStat,
+    SaveContext,
     Seconds,
     Stage,
     SwitchDrafter,
@@ -69,6 +75,8 @@ class MlxBackend:
         """Load a target and a drafter. The present pair stays when the request itself is wrong, and is
         given up before the new weights are read, since two targets may not fit."""
         begun = time.perf_counter()
+        if problem := kv_bits.problem(command.kv_bits):
+            raise BackendError(problem, "usage")
         report = _reporter(command.id, emit)
         try:
             if command.model == demo.NAME:
@@ -78,7 +86,7 @@ class MlxBackend:
             check_drafter(model, command.drafter)
             self.session = None
             mx.clear_cache()
-            target, config = load_target(model, report)
+            target, config = load_target(model, report, command.kv_bits)
             session, drafter = make_session(target, config, command.drafter)
             report("drafter", 0, 1, "steps")
             info = session.select(drafter)
@@ -110,6 +118,24 @@ class MlxBackend:
         except (UnknownDrafter, CheckpointError) as error:
             raise _sentence(error) from error
         emit(DrafterChanged(command.id, info))
+
+    # ------------------------------------------------------------------ contexts on disk
+
+    def save_context(self, command: SaveContext, emit: Emit) -> None:
+        """Keep the present sequence on disk."""
+        try:
+            tokens, size = saved_context.save(self._loaded(), ContextStore(), command.chat)
+        except CannotKeep as error:
+            raise BackendError(str(error)) from error
+        emit(ContextSaved(command.id, command.chat, tokens, size))
+
+    def restore_context(self, command: RestoreContext, emit: Emit) -> None:
+        """Take a kept sequence back."""
+        try:
+            tokens, reason = saved_context.restore(self._loaded(), ContextStore(), command.chat), ""
+        except NothingKept as error:
+            tokens, reason = 0, str(error)
+        emit(ContextRestored(command.id, command.chat, tokens, reason))
 
     def _loaded(self) -> Session:
         if self.session is None:

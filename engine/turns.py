@@ -1,0 +1,156 @@
+"""What the next turn can keep: where prompts will agree, and snapshots of caches that cannot be cut there.
+
+A cache of keys and values is cut wherever two prompts part. A sliding window that has wrapped and recurrent
+state cannot: they are kept as snapshots at positions that the next prompts will share with this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+MAX_SNAPSHOTS = 8
+MAX_BYTES = 1 << 30
+"""Of all snapshots together; the first and the newest are kept even so."""
+WORTH = 64
+"""A boundary inside a prompt is worth a stop when so many tokens lie before it."""
+
+Turn = dict[str, str]
+"""`role` and `content`, as chat templates take them."""
+Render = Callable[[list[Turn]], Sequence[int]]
+"""Token ids of a conversation, generation prompt included. May raise anything: templates are programs."""
+
+
+class Snapshot(Protocol):
+    """A target's state after `length` positions (see `target.snapshot`)."""
+
+    @property
+    def length(self) -> int:
+        """Number of positions."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it holds beyond the cache's own."""
+        ...
+
+
+class Target(Protocol):
+    """What is asked of a target here."""
+
+    tokens: list[int]
+
+    def snapshot(self) -> Snapshot:
+        """Its state now."""
+        ...
+
+
+def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first tokens are equal."""
+    limit = min(len(one), len(other))
+    # Slices are compared in C: conversations have 100,000 tokens.
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+# ---------------------------------------------------------------------------- where prompts will agree
+
+
+def boundaries(render: Render, messages: Sequence[Turn], prompt: Sequence[int]) -> list[int]:
+    """Positions in `prompt` (the rendering of `messages`) up to which later prompts will be the same: when
+    the last message is another one (an edit, or a new chat after the same system prompt), and when an answer
+    and a next message follow. Ascending, from 1 to `len(prompt) - 1`.
+
+    The template is asked, by rendering such conversations: what it writes around an answer of an old turn
+    (without its thinking, say) is seen, not guessed. Where it refuses that, the end of the last complete
+    message and the end of the prompt have to do.
+    """
+    turns = list(messages)
+    answered = _agreed(render, prompt, [[*turns, _turn("assistant", w), _turn("user", w)] for w in _WORDS])
+    if answered is None:
+        answered = len(prompt)
+    edited = None
+    if turns and turns[-1]["role"] == "user":
+        edited = _agreed(render, prompt, [[*turns[:-1], _turn("user", word)] for word in _WORDS])
+    last = len(prompt) - 1
+    return sorted({min(at, last) for at in (edited, answered) if at is not None and min(at, last) > 0})
+
+
+_WORDS = ("a", "1")
+"""Two, since a real message may begin as one of them does."""
+
+
+def _turn(role: str, content: str) -> Turn:
+    return {"role": role, "content": content}
+
+
+def _agreed(render: Render, prompt: Sequence[int], others: list[list[Turn]]) -> int | None:
+    """What `prompt` shares with every one of the other conversations, or None when none can be rendered."""
+    shared = None
+    for other in others:
+        try:
+            length = shared_length(list(prompt), list(render(other)))
+        except Exception:
+            continue
+        shared = length if shared is None else min(shared, length)
+    return shared
+
+
+# ---------------------------------------------------------------------------- snapshots
+
+
+@dataclass(frozen=True)
+class _Kept:
+    tokens: list[int]
+    snapshot: Snapshot
+
+
+class Snapshots:
+    """Snapshots along the present sequence, shortest first."""
+
+    def __init__(self, most: int = MAX_SNAPSHOTS, most_bytes: int = MAX_BYTES) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._kept: list[_Kept] = []
+
+    @property
+    def lengths(self) -> list[int]:
+        """Where they were taken."""
+        return [kept.snapshot.length for kept in self._kept]
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all of them."""
+        return sum(kept.snapshot.bytes for kept in self._kept)
+
+    def take(self, target: Target) -> None:
+        """Keep the target's present state, and let others go when there are too many."""
+        length = len(target.tokens)
+        if length == 0 or length in self.lengths:
+            return
+        self._kept = [kept for kept in self._kept if kept.snapshot.length < length]
+        self._kept.append(_Kept(list(target.tokens), target.snapshot()))
+        # The first one serves new chats, the newest the next turn: what lies between goes, oldest first.
+        while len(self._kept) > 2 and (len(self._kept) > self._most or self.bytes > self._most_bytes):
+            del self._kept[1]
+
+    def best(self, tokens: Sequence[int]) -> Snapshot | None:
+        """The longest one whose tokens are the first of `tokens`."""
+        for kept in reversed(self._kept):
+            if list(tokens[: len(kept.tokens)]) == kept.tokens:
+                return kept.snapshot
+        return None
+
+    def forget_beyond(self, tokens: Sequence[int]) -> None:
+        """Forget those that are not of `tokens`: the rows that they stand on are gone."""
+        self._kept = [kept for kept in self._kept if list(tokens[: len(kept.tokens)]) == kept.tokens]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._kept = []
