@@ -27,9 +27,15 @@ class ContextRows:
         while self._chunks and self.length - self.base - self._chunks[0].shape[0] >= self.window:
             self.base += self._chunks.pop(0).shape[0]
         if len(self._chunks) > _COMPACT_AT:
-            merged = mx.concatenate(self._chunks)[-self.window :]
+            start, merged = self.since(self.length - self.window)
+            assert merged is not None
             mx.eval(merged)
-            self._chunks, self.base = [merged], self.length - merged.shape[0]
+            self._chunks, self.base = [merged], start
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the kept rows."""
+        return sum(chunk.nbytes for chunk in self._chunks)
 
     def since(self, position: int) -> tuple[int, mx.array | None]:
         """`(start, rows)`: the kept rows from `position` on. `start` is above `position` when older rows

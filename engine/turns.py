@@ -83,6 +83,18 @@ def boundaries(render: Render, messages: Sequence[Turn], prompt: Sequence[int]) 
     return sorted({min(at, last) for at in (edited, answered) if at is not None and min(at, last) > 0})
 
 
+def stops(boundaries: Sequence[int], reused: int) -> list[int]:
+    """Where prefill pauses for a snapshot when the first `reused` positions are there: at the last boundary,
+    and at those before it that save as much as another forward costs."""
+    ahead = [at for at in boundaries if at > reused]
+    return [at for at in ahead if at - reused >= WORTH or at == ahead[-1]]
+
+
+def chunk_end(done: int, size: int, total: int, stops: Sequence[int]) -> int:
+    """Where the chunk that begins at `done` ends: `size` tokens on, at the next stop, or at `total`."""
+    return min([done + size, total, *(at for at in stops if at > done)])
+
+
 _WORDS = ("a", "1")
 """Two, since a real message may begin as one of them does."""
 
