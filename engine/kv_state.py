@@ -67,7 +67,10 @@ def fill(
         raise WrongState(f"it holds {len(states)} layers' states and the model has {len(found)}")
     for at, leaf in enumerate(found):
         try:
-            leaf.state = tree_unflatten(sorted(states[at], key=_order))
+            state = tree_unflatten(sorted(states[at], key=_order))
+            if _has_hole(state):
+                raise WrongState(f"the state of layer {at} is incomplete")
+            leaf.state = state
         except (TypeError, ValueError, IndexError, KeyError) as error:
             raise WrongState(f"the state of layer {at} is no {type(leaf).__name__}'s") from error
 
@@ -79,6 +82,11 @@ def nbytes(arrays: dict[str, mx.array]) -> int:
 
 def _order(item: tuple[str, Any]) -> list[int]:
     return [int(part) for part in item[0].split(".")]
+
+
+def _has_hole(state: Any) -> bool:
+    # Where a number is missing, tree_unflatten leaves an empty dictionary.
+    return isinstance(state, dict) or (isinstance(state, list) and any(map(_has_hole, state)))
 
 
 def _state(leaf: Any) -> Any:
