@@ -13,12 +13,14 @@ from dspark_tui.engine.protocol import FinishReason, RoundStat
 @dataclass
 class Reply:
     """`limit`: tokens that may be generated, exactly. `ends`: end-of-turn tokens, kept in `tokens` but not
-    in the text. Counts and rates are derived; times are of `time.perf_counter`."""
+    in the text. `boundaries`: where later prompts may part from this one (see `turns`). Counts and rates are
+    derived; times are of `time.perf_counter`."""
 
     prompt: Sequence[int]
     limit: int
     ends: Collection[int]
     text: AnswerText
+    boundaries: Sequence[int] = ()
     tokens: list[int] = field(default_factory=list)
     rounds: list[RoundStat] = field(default_factory=list)
     reason: FinishReason | None = None

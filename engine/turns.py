@@ -7,7 +7,6 @@ state cannot: they are kept as snapshots at positions that the next prompts will
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 MAX_SNAPSHOTS = 8
@@ -33,6 +32,10 @@ class Snapshot(Protocol):
     @property
     def bytes(self) -> int:
         """Memory that it holds beyond the cache's own."""
+        ...
+
+    def begins(self, tokens: Sequence[int]) -> bool:
+        """Whether `tokens` start with those of the snapshot."""
         ...
 
 
@@ -83,7 +86,7 @@ def boundaries(render: Render, messages: Sequence[Turn], prompt: Sequence[int]) 
     return sorted({min(at, last) for at in (edited, answered) if at is not None and min(at, last) > 0})
 
 
-def stops(boundaries: Sequence[int], reused: int) -> list[int]:
+def snapshot_stops(boundaries: Sequence[int], reused: int) -> list[int]:
     """Where prefill pauses for a snapshot when the first `reused` positions are there: at the last boundary,
     and at those before it that save as much as another forward costs."""
     ahead = [at for at in boundaries if at > reused]
@@ -118,51 +121,42 @@ def _agreed(render: Render, prompt: Sequence[int], others: list[list[Turn]]) -> 
 # ---------------------------------------------------------------------------- snapshots
 
 
-@dataclass(frozen=True)
-class _Kept:
-    tokens: list[int]
-    snapshot: Snapshot
-
-
 class Snapshots:
     """Snapshots along the present sequence, shortest first."""
 
     def __init__(self, most: int = MAX_SNAPSHOTS, most_bytes: int = MAX_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._kept: list[_Kept] = []
+        self.kept: list[Snapshot] = []
 
     @property
     def lengths(self) -> list[int]:
         """Where they were taken."""
-        return [kept.snapshot.length for kept in self._kept]
+        return [snapshot.length for snapshot in self.kept]
 
     @property
     def bytes(self) -> int:
         """Memory of all of them."""
-        return sum(kept.snapshot.bytes for kept in self._kept)
+        return sum(snapshot.bytes for snapshot in self.kept)
 
     def take(self, target: Target) -> None:
         """Keep the target's present state, and let others go when there are too many."""
+        self.keep_to(target.tokens)
         length = len(target.tokens)
         if length == 0 or length in self.lengths:
             return
-        self._kept = [kept for kept in self._kept if kept.snapshot.length < length]
-        self._kept.append(_Kept(list(target.tokens), target.snapshot()))
+        self.kept.append(target.snapshot())
         # The first one serves new chats, the newest the next turn: what lies between goes, oldest first.
-        while len(self._kept) > 2 and (len(self._kept) > self._most or self.bytes > self._most_bytes):
-            del self._kept[1]
+        while len(self.kept) > 2 and (len(self.kept) > self._most or self.bytes > self._most_bytes):
+            del self.kept[1]
 
     def best(self, tokens: Sequence[int]) -> Snapshot | None:
         """The longest one whose tokens are the first of `tokens`."""
-        for kept in reversed(self._kept):
-            if list(tokens[: len(kept.tokens)]) == kept.tokens:
-                return kept.snapshot
-        return None
+        return next((kept for kept in reversed(self.kept) if kept.begins(tokens)), None)
 
-    def forget_beyond(self, tokens: Sequence[int]) -> None:
+    def keep_to(self, tokens: Sequence[int]) -> None:
         """Forget those that are not of `tokens`: the rows that they stand on are gone."""
-        self._kept = [kept for kept in self._kept if list(tokens[: len(kept.tokens)]) == kept.tokens]
+        self.kept = [kept for kept in self.kept if kept.begins(tokens)]
 
     def clear(self) -> None:
         """Forget all."""
-        self._kept = []
+        self.kept = []
