@@ -9,7 +9,7 @@ from typing import Any, get_args
 import mlx.core as mx
 from mlx_lm.utils import load_model, load_tokenizer
 
-from dspark_tui.engine.drafters import checkpoint
+from dspark_tui.engine.drafters import checkpoint, quantise
 from dspark_tui.engine.drafters.base import Drafter
 from dspark_tui.engine.drafters.checkpoint import Checkpoint, CheckpointError
 from dspark_tui.engine.models.errors import ModelError
@@ -82,8 +82,13 @@ def _stored_precision(config: dict[str, Any]) -> str:
     return str(config.get("torch_dtype") or config.get("dtype") or text.get("dtype") or "unknown precision")
 
 
-def check_drafter(model: ResolvedModel, wanted: str | None) -> None:
-    """Say before anything is read that no drafter of that name exists: raises what `make_session` would."""
+def check_drafter(model: ResolvedModel, wanted: str | None, drafter_bits: int | None = None) -> None:
+    """Say before anything is read that no drafter of that name exists, or that it cannot be loaded in so
+    many bits: raises what `make_session` would, or ModelError."""
+    if drafter_bits not in (None, *quantise.CHOICES):
+        raise ModelError(
+            f"drafter-bits is {drafter_bits}; give 8, 4, or 0 (drafters as they are stored).", "usage"
+        )
     known, name = _known(read_config(model.path), wanted)
     if name not in (None, "none") and not any(name in (drafter.name, drafter.method) for drafter in known):
         raise no_such_drafter(model.name, str(name), [drafter.name for drafter in known])
@@ -114,13 +119,17 @@ def _folder(text: str) -> Path | None:
         return None
 
 
-def make_session(target: Target, config: dict[str, Any], wanted: str | None) -> tuple[Session, str]:
+def make_session(
+    target: Target, config: dict[str, Any], wanted: str | None, drafter_bits: int | None = None
+) -> tuple[Session, str]:
     """A session with every drafter known for the target, and the name of the one to start with.
 
-    `wanted` None means the best usable one; it may be a folder. Raises `UnknownDrafter` or ModelError.
+    `wanted` None means the best usable one; it may be a folder. `drafter_bits` as in `Load`. Raises
+    `UnknownDrafter` or ModelError.
     """
     known, wanted = _known(config, wanted)
-    session = Session(target, [_candidate(drafter, target) for drafter in known])
+    precision = (drafter_bits, table_bits(config))
+    session = Session(target, [_candidate(drafter, target, precision) for drafter in known])
     probe(target)
     if wanted is not None:
         return session, session.find(wanted)
@@ -128,27 +137,46 @@ def make_session(target: Target, config: dict[str, Any], wanted: str | None) -> 
     return session, usable[0] if usable else "none"
 
 
-def _candidate(known: KnownDrafter, target: Target) -> Candidate:
+def table_bits(config: dict[str, Any]) -> int:
+    """Bits in which the target with this config.json stores its embedding and head, whichever is fewer; 16
+    when they are not quantised."""
+    quantization = config.get("quantization")
+    if not isinstance(quantization, dict):
+        return 16
+    found = []
+    for name in ("embed_tokens", "lm_head"):
+        own = [how for path, how in quantization.items() if path.split(".")[-1] == name]
+        how = quantization if own in ([], [True]) else own[0]
+        bits = how.get("bits") if isinstance(how, dict) else None
+        found.append(bits if isinstance(bits, int) else 16)
+    return min(found)
+
+
+def _candidate(known: KnownDrafter, target: Target, precision: tuple[int | None, int]) -> Candidate:
+    """`precision`: what `checkpoint.load` takes as `bits` and `table_bits`."""
     reason = target.cannot_roll_back()
     try:
         found = checkpoint.inspect(known.path)
+        reason = reason or checkpoint.misfit(found, target, len(target.layers), target.tokenizer)
+        size = checkpoint.memory_bytes(found, target, *precision) if reason is None else 0
     except CheckpointError as error:
         info = DrafterInfo(known.name, known.method, usable=False, reason=str(error).rstrip("."))
         return Candidate(info, (), _refuse(str(error)))
-    reason = reason or checkpoint.misfit(found, target, len(target.layers))
     info = DrafterInfo(
         name=known.name,
         method=found.method,
         drafts=found.drafts,
-        weight_bytes=found.weight_bytes,
+        weight_bytes=size,
         usable=reason is None,
         reason=reason or "",
     )
-    return Candidate(info, found.config.taps, _load(found, known.name, target))
+    return Candidate(info, found.config.taps, _load(found, known.name, target, precision))
 
 
-def _load(found: Checkpoint, name: str, target: Target) -> Callable[[], Drafter]:
-    return lambda: checkpoint.load(found, name, target)
+def _load(
+    found: Checkpoint, name: str, target: Target, precision: tuple[int | None, int]
+) -> Callable[[], Drafter]:
+    return lambda: checkpoint.load(found, name, target, *precision)
 
 
 def _refuse(reason: str) -> Callable[[], Drafter]:

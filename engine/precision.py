@@ -23,31 +23,37 @@ def drafter_dtype() -> mx.Dtype:
     return mx.float32 if on_cpu() else mx.bfloat16
 
 
+def dequantised(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
+    """A float32 linear or embedding with the numbers of a quantised one (scale x q + bias in float32).
+    Lazy."""
+    biases = module.get("biases")
+    weight = mx.dequantize(
+        module.weight,
+        module.scales if biases is None else module.scales.astype(mx.float32),
+        None if biases is None else biases.astype(mx.float32),
+        group_size=module.group_size,
+        bits=module.bits,
+        mode=module.mode,
+    ).astype(mx.float32)
+    wide: nn.Module
+    if isinstance(module, nn.QuantizedLinear):
+        wide = nn.Linear(1, 1, bias="bias" in module)
+        if "bias" in module:
+            wide.bias = module.bias
+    else:
+        wide = nn.Embedding(1, 1)
+    wide.weight = weight
+    return wide
+
+
 def to_float32(module: nn.Module) -> None:
-    """Turn every quantised linear and embedding of `module` into a float32 one (scale x q + bias in
-    float32), and every other floating parameter into float32, in place and evaluated."""
-    replaced: list[tuple[str, nn.Module]] = []
-    for path, child in module.named_modules():
-        if not isinstance(child, nn.QuantizedLinear | nn.QuantizedEmbedding):
-            continue
-        biases = child.get("biases")
-        weight = mx.dequantize(
-            child.weight,
-            child.scales if biases is None else child.scales.astype(mx.float32),
-            None if biases is None else biases.astype(mx.float32),
-            group_size=child.group_size,
-            bits=child.bits,
-            mode=child.mode,
-        ).astype(mx.float32)
-        wide: nn.Module
-        if isinstance(child, nn.QuantizedLinear):
-            wide = nn.Linear(1, 1, bias="bias" in child)
-            if "bias" in child:
-                wide.bias = child.bias
-        else:
-            wide = nn.Embedding(1, 1)
-        wide.weight = weight
-        replaced.append((path, wide))
+    """Turn every quantised linear and embedding of `module` into a float32 one, and every other floating
+    parameter into float32, in place and evaluated."""
+    replaced = [
+        (path, dequantised(child))
+        for path, child in module.named_modules()
+        if isinstance(child, nn.QuantizedLinear | nn.QuantizedEmbedding)
+    ]
     if replaced:
         module.update_modules(tree_unflatten(replaced))
     module.set_dtype(mx.float32)

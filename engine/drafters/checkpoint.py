@@ -1,15 +1,15 @@
 """Reading a drafter's checkpoint: what it is, whether it fits the target, and loading it.
 
-Detection follows the published configurations. Whatever is not certain to work is
-refused in one sentence. Code that a checkpoint carries is never run.
+The readers of `formats` recognise the published packagings. Whatever is not certain to work is refused in one
+sentence. Code that a checkpoint carries is never run.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,343 +17,271 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from dspark_tui.engine.drafters.backbone import Backbone, BackboneConfig, BlockDrafter
+from dspark_tui.engine.drafters import quantise
 from dspark_tui.engine.drafters.base import Tables
-from dspark_tui.engine.drafters.dflash import DFlash
-from dspark_tui.engine.drafters.dflash2 import DFlash2, DFlash2Model
-from dspark_tui.engine.drafters.dspark import DSpark, DSparkModel
-from dspark_tui.engine.precision import drafter_dtype, on_cpu, to_float32
+from dspark_tui.engine.drafters.block import BlockDrafter
+from dspark_tui.engine.drafters.config import BackboneConfig, HeadConfig
+from dspark_tui.engine.drafters.formats import describe
+from dspark_tui.engine.drafters.formats.description import Packaging
+from dspark_tui.engine.drafters.formats.errors import CheckpointError
+from dspark_tui.engine.drafters.formats.layout import check, layout, quantization_of
+from dspark_tui.engine.drafters.formats.mask_sidecar import read_mask_embedding
+from dspark_tui.engine.drafters.formats.settings import Settings, read_config
+from dspark_tui.engine.drafters.formats.stored import Tensor, read_tensors
+from dspark_tui.engine.drafters.heads import DrafterModel
+from dspark_tui.engine.drafters.modules import bind, build
+from dspark_tui.engine.precision import drafter_dtype, on_cpu, to_float32, weight_bytes
 from dspark_tui.engine.protocol import Method
 
-HEADER_LIMIT = 100 * 1024 * 1024
-BLOCK_LIMIT = 256
-"""Longest block that is taken; published ones have up to 16 tokens. Attention is quadratic in it, and MLX
-crashes where that does not fit."""
-_METHODS: dict[str, Method] = {
-    "DFlash2DraftModel": "dflash2",
-    "DFlashDraftModel": "dflash",
-    "Qwen3DSparkModel": "dspark",
-}
+__all__ = ["Checkpoint", "CheckpointError", "inspect", "load", "memory_bytes", "misfit"]
 
-
-class CheckpointError(Exception):
-    """A checkpoint that cannot be used; the text is one sentence for the user."""
+TRAINED_CONTEXT = 4096
+"""Newest rows that a drafter sees. Published heads were trained on at most that many, and draft better when
+they see no more; those with stretched (YaRN) positions were trained on longer ones."""
+_AS_GOOD = 8
+"""Bits from which on the target's own table serves as well as the copy that a drafter carries."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A drafter on disk that was recognised. `shapes` are those of the stored tensors."""
+    """A drafter on disk that was recognised. `tensors` are the stored ones by the engine's names; `notes` are
+    sentences on what was found and left aside."""
 
     path: Path
     method: Method
+    packaging: Packaging
     config: BackboneConfig
-    drafts: int
-    selector_rank: int
-    selector_top_k: int
-    markov_rank: int
-    confidence_with_markov: bool
+    head: HeadConfig
     target_layers: int | None
-    quantization: dict[str, Any] | None
-    shapes: dict[str, tuple[int, ...]]
-    weight_bytes: int
+    scaled_by_target: bool
+    quantization: Mapping[str, Any] | None
+    tensors: Mapping[str, Tensor]
+    notes: tuple[str, ...] = ()
 
-
-def read_header(file: Path) -> tuple[dict[str, tuple[int, ...]], int]:
-    """Shapes by tensor name, and the bytes of all tensors, from a safetensors file's header alone.
-
-    Raises `CheckpointError` when the file is no safetensors file or is shorter than its header says.
-    """
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            if length > min(size, HEADER_LIMIT):
-                raise ValueError
-            header = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
-        shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
-        end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read ({error.strerror}).") from error
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
-        raise CheckpointError(f"{file} is not a safetensors file; fetch the drafter again.") from error
-    if 8 + length + end > size:
-        raise CheckpointError(f"{file} is cut off ({size} of {8 + length + end} bytes); fetch it again.")
-    return shapes, end
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    file = path / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} has no config.json, so it is not a drafter's folder.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} cannot be read as JSON.") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file} holds no JSON object.")
-    return config
-
-
-class _Settings:
-    """A drafter's config.json: what `dflash_config` says counts before what stands at the top."""
-
-    def __init__(self, path: Path, config: dict[str, Any]) -> None:
-        self._path, self._config = path, config
-        self._nested: dict[str, Any] = {}
-        self._nested = self.object("dflash_config")
-
-    def refusal(self, what: str) -> CheckpointError:
-        """The refusal that says `what`."""
-        return CheckpointError(f"{self._path.name} cannot be used: {what}.")
-
-    def wrong(self, key: str, expected: str) -> CheckpointError:
-        """The refusal of the value of `key`."""
-        value = repr(self.get(key))[:80]
-        return self.refusal(f"its config.json gives {key} as {value}, {expected} was expected")
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of `key`; `default` when it is absent or null."""
-        for place in (self._nested, self._config):
-            if place.get(key) is not None:
-                return place[key]
-        return default
-
-    def object(self, key: str) -> dict[str, Any]:
-        """An object of the top level, empty when it is absent."""
-        value = self._config.get(key) or {}
-        if not isinstance(value, dict):
-            raise self.wrong(key, "an object")
-        return value
-
-    def whole(self, key: str, least: int = 1, below: int | None = None) -> int:
-        """A whole number from `least`, and below `below`."""
-        value = self.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.wrong(key, f"a whole number from {least}")
-        if below is not None and value >= below:
-            raise self.wrong(key, f"a whole number below {below}")
-        return value
-
-    def positive(self, key: str, value: Any) -> float:
-        """`value`, which `key` gives, as a number above 0."""
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise self.wrong(key, "a number above 0")
-        return float(value)
-
-    def layers(self, key: str) -> tuple[int, ...]:
-        """A list of layer numbers."""
-        value = self.get(key)
-        if not isinstance(value, list) or not value or not all(type(t) is int and t >= 0 for t in value):
-            raise self.wrong(key, "a list of layers")
-        return tuple(value)
-
-
-def _detect(path: Path, config: dict[str, Any]) -> Method:
-    architectures = config.get("architectures")
-    names = architectures if isinstance(architectures, list) else []
-    for name in names:
-        if isinstance(name, str) and name in _METHODS and "speculators_model_type" not in config:
-            return _METHODS[name]
-    kind = ", ".join(map(str, names)) or config.get("model_type") or "no architecture"
-    raise CheckpointError(
-        f"{path.name} is not a drafter that this version can load ({str(kind)[:80]}); it loads DSpark "
-        "(Qwen3DSparkModel), DFlash (DFlashDraftModel) and DFlash 2 (DFlash2DraftModel) checkpoints."
-    )
-
-
-def _unsupported(settings: _Settings, method: Method) -> str | None:
-    """What the checkpoint asks for that this version cannot do, in words, or None."""
-    get = settings.get
-    if "qwen3" not in str(get("model_type")):
-        return f"its backbone is {str(get('model_type'))[:80]}, only qwen3 is supported so far"
-    kinds = get("layer_types", [])
-    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-        return "it has sliding-window layers, which are not supported so far"
-    if get("is_causal") or get("causal") or get("use_swa"):
-        return "it asks for causal or windowed attention in the block, which is not supported so far"
-    for key in ("output_multiplier", "input_embedding_scale"):
-        if get(key, 1.0) != 1.0:
-            return f"it sets {key}, which is not supported so far"
-    if get("final_logit_softcapping"):
-        return "it caps its logits, which is not supported so far"
-    if get("rope_scaling") or settings.object("rope_parameters").get("rope_type", "default") != "default":
-        return "it scales its rotary positions, which is not supported so far"
-    if get("attention_bias"):
-        return "its attention has biases, which are not supported so far"
-    if get("hidden_act", "silu") != "silu":
-        return f"its activation is {str(get('hidden_act'))[:80]}, only silu is supported so far"
-    if get("draft_vocab_size", get("vocab_size")) != get("vocab_size"):
-        return "it drafts from a reduced vocabulary (draft_vocab_size), which is not supported so far"
-    if method == "dspark" and get("markov_head_type", "vanilla") != "vanilla":
-        return f"its Markov head is {str(get('markov_head_type'))[:80]}, only vanilla is supported so far"
-    if method == "dspark" and not get("enable_confidence_head"):
-        return "it has no confidence head, which is not supported so far"
-    return None
-
-
-def _backbone(settings: _Settings, method: Method) -> BackboneConfig:
-    """The dimensions, checked against each other."""
-    whole = settings.whole
-    convolved = method == "dflash2"
-    vocabulary, hidden = whole("vocab_size"), whole("hidden_size")
-    # A block that is all anchor proposes nothing, unless the anchor's row does.
-    block = whole("block_size", least=1 if method == "dspark" else 2, below=BLOCK_LIMIT + 1)
-    config = BackboneConfig(
-        hidden_size=hidden,
-        intermediate_size=whole("intermediate_size"),
-        layers=whole("num_hidden_layers"),
-        heads=whole("num_attention_heads"),
-        kv_heads=whole("num_key_value_heads"),
-        head_dim=whole("head_dim"),
-        vocabulary=vocabulary,
-        eps=settings.positive("rms_norm_eps", settings.get("rms_norm_eps", 1e-6)),
-        rope_theta=settings.positive(
-            "rope_theta",
-            settings.object("rope_parameters").get("rope_theta") or settings.get("rope_theta", 1e6),
-        ),
-        block_size=block,
-        mask_token=whole("mask_token_id", least=0, below=vocabulary),
-        taps=settings.layers("target_layer_ids"),
-        conv_taps=whole("conv_kernel_size", below=block + 1) if convolved else 0,
-        conv_group=whole("conv_group_size") if convolved else 16,
-    )
-    if config.heads % config.kv_heads:
-        raise settings.wrong("num_key_value_heads", f"a divisor of {config.heads} heads")
-    if config.head_dim % 2:
-        raise settings.wrong("head_dim", "an even number")
-    if convolved and hidden % config.conv_group:
-        raise settings.wrong("conv_group_size", f"a divisor of the hidden size {hidden}")
-    return config
-
-
-def _quantization(settings: _Settings) -> dict[str, Any] | None:
-    found = settings.object("quantization")
-    if found and not (type(found.get("group_size")) is int and type(found.get("bits")) is int):
-        raise settings.refusal("its config.json gives quantization without group_size and bits")
-    return found or None
+    @property
+    def drafts(self) -> int:
+        """Tokens proposed a round."""
+        return self.config.block_size - self.head.first_row
 
 
 def inspect(path: Path) -> Checkpoint:
-    """Recognise the drafter in folder `path` from its configuration and its tensors' shapes.
+    """Recognise the drafter in folder `path` from its configuration and its tensors' headers.
 
     Nothing large is read. Raises `CheckpointError`.
     """
-    config = _read_config(path)
-    method = _detect(path, config)
-    settings = _Settings(path, config)
-    if unsupported := _unsupported(settings, method):
-        raise settings.refusal(unsupported)
-    backbone = _backbone(settings, method)
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(f"{path} has no .safetensors file, so the drafter's weights are missing.")
-    shapes: dict[str, tuple[int, ...]] = {}
-    weight_bytes = 0
-    for file in files:
-        found, size = read_header(file)
-        shapes.update(found)
-        weight_bytes += size
-    if backbone.layers > len(shapes):
-        raise settings.wrong("num_hidden_layers", f"no more layers than its {len(shapes)} tensors hold")
-    block, top = backbone.block_size, backbone.vocabulary + 1
+    name, values = path.name, read_config(path)
+    tensors = read_tensors(path)
+    found = describe(name, values, tensors)
+    config, quantization = found.config, _quantization(Settings(name, values), tensors)
+    extras = check(name, config, found.head, tensors, quantization)
+    sidecar = read_mask_embedding(path, config.hidden_size)
+    if sidecar is not None and sidecar[1] is not None:
+        if sidecar[1] >= config.vocabulary:
+            raise CheckpointError(
+                f"{name} cannot be used: its mask embedding is for token {sidecar[1]}, but its vocabulary "
+                f"has {config.vocabulary}."
+            )
+        config = replace(config, mask_token=sidecar[1])
+    notes = [f"{name} holds tensors that are not used: {', '.join(extras)[:200]}."] if extras else []
     return Checkpoint(
         path=path,
-        method=method,
-        config=backbone,
-        drafts=block if method == "dspark" else block - 1,
-        selector_rank=settings.whole("selector_rank") if method == "dflash2" else 0,
-        selector_top_k=settings.whole("selector_top_k", below=top) if method == "dflash2" else 0,
-        markov_rank=settings.whole("markov_rank") if method == "dspark" else 0,
-        confidence_with_markov=bool(settings.get("confidence_head_with_markov", True)),
-        target_layers=settings.whole("num_target_layers") if settings.get("num_target_layers") else None,
-        quantization=_quantization(settings),
-        shapes=shapes,
-        weight_bytes=weight_bytes,
+        method=found.method,
+        packaging=found.packaging,
+        config=replace(config, context_limit=TRAINED_CONTEXT if config.rope.yarn is None else None),
+        head=found.head,
+        target_layers=found.target_layers,
+        scaled_by_target=found.scaled_by_target,
+        quantization=quantization,
+        tensors=tensors,
+        notes=tuple(notes),
     )
 
 
-def misfit(checkpoint: Checkpoint, tables: Tables, layers: int) -> str | None:
-    """Why this drafter does not fit a target of `layers` layers, in words, or None when it does."""
-    config = checkpoint.config
-    if config.hidden_size != tables.hidden_size:
-        return f"drafter is for another target (hidden size {config.hidden_size}, not {tables.hidden_size})"
+def _quantization(settings: Settings, tensors: Mapping[str, Tensor]) -> dict[str, Any] | None:
+    """MLX's `quantization`, None when no tensor is stored so."""
+    if not any(name.endswith(".scales") for name in tensors):
+        return None
+    found = settings.object("quantization") or settings.object("quantization_config")
+    if not (type(found.get("group_size")) is int and type(found.get("bits")) is int):
+        raise settings.refusal("its config.json gives quantization without group_size and bits")
+    return found
+
+
+# ---------------------------------------------------------------------------- fit
+
+
+def misfit(checkpoint: Checkpoint, tables: Tables, layers: int, tokenizer: Any = None) -> str | None:
+    """Why this drafter does not fit a target of `layers` layers, in words, or None when it does.
+
+    When the checkpoint carries a tokenizer, it has to give every token the id that `tokenizer` gives.
+    """
+    config, head = checkpoint.config, checkpoint.head
+    borrows = not (head.own_embedding and head.own_head)
+    for hidden in (config.tap_width, config.hidden_size if borrows else config.tap_width):
+        if hidden != tables.hidden_size:
+            return f"drafter is for another target (hidden size {hidden}, not {tables.hidden_size})"
     if config.vocabulary != tables.vocabulary:
         return f"drafter is for another target (vocabulary {config.vocabulary}, not {tables.vocabulary})"
     if checkpoint.target_layers not in (None, layers) or max(config.taps) >= layers:
         wanted = checkpoint.target_layers or max(config.taps) + 1
         return f"drafter is for another target ({wanted} layers, not {layers})"
+    return _other_tokenizer(checkpoint.path / "tokenizer.json", tokenizer)
+
+
+def _other_tokenizer(file: Path, tokenizer: Any) -> str | None:
+    """How the tokenizer in `file` differs. Added tokens may: some drafters name their mask token so."""
+    if tokenizer is None or not file.is_file():
+        return None
+    try:
+        vocabulary = json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"]
+        if isinstance(vocabulary, list):  # the Unigram kind lists pairs of piece and score
+            vocabulary = {piece: i for i, (piece, _) in enumerate(vocabulary)}
+        ours = tokenizer.get_vocab()
+        differing = [(number, token) for token, number in vocabulary.items() if ours.get(token) != number]
+        if differing:
+            number, token = min(differing)
+            return f"drafter is for another target (its tokenizer gives token {number} to {token[:40]!r})"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return "its tokenizer.json cannot be read, so it is not certain that it is for this target"
     return None
 
 
-def _modules(checkpoint: Checkpoint) -> Backbone:
-    if checkpoint.method == "dspark":
-        return DSparkModel(checkpoint.config, checkpoint.markov_rank, checkpoint.confidence_with_markov)
-    if checkpoint.method == "dflash2":
-        return DFlash2Model(checkpoint.config, checkpoint.selector_rank)
-    return Backbone(checkpoint.config)
+def _fitted(checkpoint: Checkpoint, tables: Tables, table_bits: int) -> tuple[BackboneConfig, HeadConfig]:
+    """The drafter's configuration with this target: whose tables serve, and how embeddings are scaled.
 
-
-_BORROWED = ("embed_tokens.", "lm_head.")
-"""Tables of the target that published DSpark checkpoints repeat; the target's own serve."""
-
-
-def _rename(name: str) -> str:
-    """Published codebooks have no suffix; here every table is `.weight`."""
-    return f"{name}.weight" if name.endswith(("_codebook", ".kernel_projection")) else name
-
-
-def _read_weights(checkpoint: Checkpoint) -> dict[str, mx.array]:
-    weights: dict[str, mx.array] = {}
-    for file in sorted(checkpoint.path.glob("*.safetensors")):
-        weights.update(cast(dict[str, mx.array], mx.load(str(file))))
-    return {_rename(name): value for name, value in weights.items() if not name.startswith(_BORROWED)}
-
-
-def _quantise(model: Backbone, quantization: dict[str, Any], weights: dict[str, mx.array]) -> None:
-    """Give the modules that are stored quantised their quantised form."""
-    nn.quantize(
-        model,
-        group_size=quantization["group_size"],
-        bits=quantization["bits"],
-        mode=quantization.get("mode", "affine"),
-        class_predicate=lambda path, module: hasattr(module, "to_quantized") and f"{path}.scales" in weights,
+    Tables of the drafter's own serve unless the target's have the same shape and `table_bits` are enough;
+    a head over a reduced vocabulary always does.
+    """
+    config, head = checkpoint.config, checkpoint.head
+    same = (tables.vocabulary, tables.hidden_size) == (config.vocabulary, config.hidden_size)
+    borrow = same and table_bits >= _AS_GOOD
+    head = replace(
+        head,
+        own_embedding=head.own_embedding and not borrow,
+        own_head=head.own_head and (head.draft_vocabulary is not None or not borrow),
     )
+    if checkpoint.scaled_by_target:
+        config = replace(config, embedding_scale=tables.embedding_scale)
+    return config, head
+
+
+# ---------------------------------------------------------------------------- loading
+
+
+def load(
+    checkpoint: Checkpoint, name: str, tables: Tables, bits: int | None = None, table_bits: int = 16
+) -> BlockDrafter:
+    """Load the weights and bind the target's tables.
+
+    `bits` 8 or 4 quantises the layers' products, 0 keeps them as stored, None is 8 on a GPU (as stored when
+    that is quantised already) and 0 on the CPU, where everything ends up in float32, rounded or not.
+    `table_bits`: the precision of the target's embedding and head, 16 when they are not quantised.
+
+    Raises `CheckpointError` when tensors are damaged, do not fit the configuration or are not finite.
+    """
+    config, head = _fitted(checkpoint, tables, table_bits)
+    try:
+        model = _assembled(checkpoint, config, head, bits)
+        dtype = drafter_dtype()
+        if on_cpu():
+            to_float32(model)
+        else:
+            model.set_dtype(dtype)
+            mx.eval(model.parameters())
+        if not _all_finite(model):
+            raise CheckpointError(
+                f"{checkpoint.path.name} holds numbers that are not finite; fetch it again."
+            )
+        sidecar = read_mask_embedding(checkpoint.path, config.hidden_size)
+        mask = None if sidecar is None else sidecar[0].astype(dtype)
+        return bind(
+            name, checkpoint.method, config, head, model, tables, dtype,
+            d2t=_draft_to_target(checkpoint, head), mask_embedding=mask,
+        )  # fmt: skip
+    except (ValueError, RuntimeError, TypeError, KeyError, OSError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{checkpoint.path.name} does not hold what its config.json says ({detail})."
+        ) from error
+
+
+def memory_bytes(
+    checkpoint: Checkpoint, tables: Tables, bits: int | None = None, table_bits: int = 16
+) -> int:
+    """Bytes that the weights will take in memory, as `load` would place them. Nothing large is read.
+
+    Raises `CheckpointError` as `load` does where the headers alone tell.
+    """
+    config, head = _fitted(checkpoint, tables, table_bits)
+    if on_cpu():
+        return 4 * sum(math.prod(shape) for shape in layout(config, head).values())
+    try:
+        model = _assembled(checkpoint, config, head, bits)
+    except (ValueError, RuntimeError, TypeError, KeyError, OSError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{checkpoint.path.name} does not hold what its config.json says ({detail})."
+        ) from error
+    model.set_dtype(drafter_dtype())
+    return weight_bytes(model)
+
+
+def _assembled(
+    checkpoint: Checkpoint, config: BackboneConfig, head: HeadConfig, bits: int | None
+) -> DrafterModel:
+    """The modules with the stored weights, quantised as asked for. Lazy."""
+    model = build(config, head)
+    weights = _read_weights(checkpoint, layout(config, head))
+    if checkpoint.quantization is not None:
+        _as_stored(model, checkpoint.quantization, weights)
+    model.load_weights(list(weights.items()), strict=True)
+    if bits is None:
+        bits = 0 if on_cpu() or checkpoint.quantization is not None else 8
+    if bits:
+        quantise.requantise(model, bits)
+    return model
+
+
+def _read_weights(checkpoint: Checkpoint, wanted: Mapping[str, Any]) -> dict[str, mx.array]:
+    """The stored arrays that make up the `wanted` parameters. Lazy."""
+    parts = {name.removesuffix("weight") + part for name in wanted for part in ("scales", "biases")}
+    names = [name for name in checkpoint.tensors if name in wanted or name in parts]
+    files = {checkpoint.tensors[name].file for name in names}
+    loaded = {file: cast(dict[str, mx.array], mx.load(str(file))) for file in files}
+    return {name: loaded[tensor.file][tensor.name] for name in names if (tensor := checkpoint.tensors[name])}
+
+
+def _as_stored(model: nn.Module, quantization: Mapping[str, Any], weights: Mapping[str, mx.array]) -> None:
+    """Give the modules that are stored quantised their quantised form."""
+
+    def how(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
+            return False
+        found = quantization_of(path, quantization)
+        return {
+            "group_size": found["group_size"], "bits": found["bits"], "mode": found.get("mode", "affine")
+        }  # fmt: skip
+
+    nn.quantize(model, class_predicate=how)
+
+
+def _draft_to_target(checkpoint: Checkpoint, head: HeadConfig) -> mx.array | None:
+    """Offsets from draft ids to target ids `[draft vocabulary]` (int32), None for a full vocabulary."""
+    if head.draft_vocabulary is None:
+        return None
+    tensor = checkpoint.tensors["d2t"]
+    offsets = cast(dict[str, mx.array], mx.load(str(tensor.file)))[tensor.name].astype(mx.int64)
+    ids = offsets + mx.arange(head.draft_vocabulary, dtype=mx.int64)
+    # An id outside the vocabulary would be written outside of tables.
+    if bool(((ids < 0) | (ids >= checkpoint.config.vocabulary)).any().item()):
+        raise CheckpointError(
+            f"{checkpoint.path.name} cannot be used: its d2t leads outside the vocabulary of "
+            f"{checkpoint.config.vocabulary} tokens."
+        )
+    return offsets.astype(mx.int32)
 
 
 def _all_finite(model: nn.Module) -> bool:
     values = [value for _, value in cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))]
     floats = [mx.isfinite(value).all() for value in values if mx.issubdtype(value.dtype, mx.floating)]
     return bool(mx.stack(floats).all().item())
-
-
-def load(checkpoint: Checkpoint, name: str, tables: Tables) -> BlockDrafter:
-    """Load the weights and bind the target's tables: float32 on the CPU, else as stored (bf16 at least).
-
-    Raises `CheckpointError` when tensors are missing, do not fit the configuration or are not finite.
-    """
-    try:
-        model = _modules(checkpoint)
-        weights = _read_weights(checkpoint)
-        if checkpoint.quantization is not None:
-            _quantise(model, checkpoint.quantization, weights)
-        model.load_weights(list(weights.items()), strict=True)
-    except (ValueError, RuntimeError, TypeError) as error:
-        detail = " ".join(str(error).split())[:200]
-        raise CheckpointError(
-            f"{checkpoint.path.name} does not hold what its config.json says ({detail})."
-        ) from error
-    dtype = drafter_dtype()
-    if on_cpu():
-        to_float32(model)
-    else:
-        model.set_dtype(dtype)
-        mx.eval(model.parameters())
-    if not _all_finite(model):
-        raise CheckpointError(f"{checkpoint.path.name} holds numbers that are not finite; fetch it again.")
-    config, drafts = checkpoint.config, checkpoint.drafts
-    if isinstance(model, DSparkModel):
-        return DSpark(name, config, model, tables, drafts, dtype)
-    if isinstance(model, DFlash2Model):
-        return DFlash2(name, config, model, tables, drafts, dtype, checkpoint.selector_top_k)
-    return DFlash(name, config, model, tables, drafts, dtype)
