@@ -15,16 +15,16 @@ from typing import Protocol
 import mlx.core as mx
 
 from dspark_tui.engine import verify
-from dspark_tui.engine.drafters.base import NOTHING, Proposal
+from dspark_tui.engine.drafters.base import NOTHING, Drafter, Proposal
+from dspark_tui.engine.pilot import PLAIN, Choice
 from dspark_tui.engine.precision import on_cpu
-from dspark_tui.engine.protocol import DrafterInfo, RoundStat, SwitchDrafter
+from dspark_tui.engine.protocol import RoundStat, SwitchDrafter
 from dspark_tui.engine.reply import Reply
 from dspark_tui.engine.sampling import Sampler
 from dspark_tui.engine.session import Session
+from dspark_tui.engine.switching import LoadStep, Switching, SwitchStep
 from dspark_tui.engine.target import Forward
-
-CHUNK_CPU, CHUNK_GPU = 128, 512
-"""Prompt tokens a prefill step takes: small enough that a stop is heard within half a second."""
+from dspark_tui.engine.turns import chunk_end, snapshot_stops
 
 _CLEAR_EVERY = 256
 """Rounds between returning MLX's unused buffers, as mlx-lm does."""
@@ -65,25 +65,22 @@ class RoundStep:
     stat: RoundStat | None
 
 
-@dataclass(frozen=True)
-class SwitchStep:
-    """The drafter changed: by `command`, or by itself (None). `problem`: why a command was refused."""
-
-    command: SwitchDrafter | None
-    drafter: DrafterInfo
-    problem: Exception | None = None
+Step = PrefillStep | RoundStep | SwitchStep | LoadStep
 
 
-Step = PrefillStep | RoundStep | SwitchStep
-
-
-def generate(session: Session, reply: Reply, sampler: Sampler, commands: Commands) -> Iterator[Step]:
+def generate(
+    session: Session,
+    reply: Reply,
+    sampler: Sampler,
+    commands: Commands,
+    switching: Switching | None = None,
+) -> Iterator[Step]:
     """Answer `reply.prompt`, filling `reply`, until it says a reason to end.
 
     Also when the iterator is closed early, the session is left consistent: the cache holds committed
-    tokens only.
+    tokens only. A drafter that is still being loaded at the end waits in `switching`.
     """
-    loop = _Loop(session, reply, sampler, commands)
+    loop = _Loop(session, reply, sampler, commands, switching)
     try:
         yield from loop.prefill()
         while reply.reason is None:
@@ -99,6 +96,7 @@ def generate(session: Session, reply: Reply, sampler: Sampler, commands: Command
 class _Pending:
     """A verify forward on its way."""
 
+    choice: Choice
     proposal: Proposal
     forward: Forward
     outcome: verify.Outcome
@@ -122,10 +120,20 @@ class _Pending:
 
 
 class _Loop:
-    def __init__(self, session: Session, reply: Reply, sampler: Sampler, commands: Commands) -> None:
+    def __init__(
+        self,
+        session: Session,
+        reply: Reply,
+        sampler: Sampler,
+        commands: Commands,
+        switching: Switching | None = None,
+    ) -> None:
         self.session, self.reply, self.sampler, self.commands = session, reply, sampler, commands
+        self.switching = switching or Switching(session)
         self.target = session.target
         sampler.begin(self.target.vocabulary, reply.prompt, reply.tokens)
+        # A seed promises the same text again, so what is drafted may not depend on the clock then.
+        self.fixed = not session.adaptive or sampler.seeded
         # Plain decoding keeps one step in flight: that of a token which the host has not seen yet.
         self.ahead: _Pending | None = None
 
@@ -134,12 +142,9 @@ class _Loop:
         if self.commands.stop_requested:
             self.reply.reason = "stopped"
         while self.reply.reason is None and (command := self.commands.take_switch()) is not None:
-            problem: Exception | None = None
-            try:
-                self.session.select(command.drafter)
-            except Exception as error:  # the answer goes on with the present drafter whatever went wrong
-                problem = error
-            yield SwitchStep(command, self.session.info, problem)
+            yield from self.switching.ask(command)
+        if self.reply.reason is None:
+            yield from self.switching.arrive()
 
     def settle(self) -> None:
         """Leave committed tokens only in the cache."""
@@ -158,17 +163,20 @@ class _Loop:
         reply, prompt = self.reply, self.reply.prompt
         done = reply.reused = self.session.reuse(prompt)
         yield PrefillStep(done)
-        size = CHUNK_CPU if on_cpu() else CHUNK_GPU
+        chunks, stops = self.session.chunks, snapshot_stops(reply.boundaries, done)
         while done < len(prompt):
             yield from self.obey()
             if reply.reason is not None:
                 return
-            chunk = prompt[done : done + size]
+            begun = time.perf_counter()
+            end = chunk_end(done, chunks.size(self.commands.waiting), len(prompt), stops)
+            chunk = prompt[done:end]
             forward = self.target.forward(mx.array(list(chunk), dtype=mx.uint32), last_only=True)
             self._remember(forward.rows)
             yield from self._extend()
             done += len(chunk)
-            pending = [self.target.state(), self.session.drafter.state(), forward.rows]
+            contexts = [arm.drafter.state() for arm in self.session.pilot.arms]
+            pending = [self.target.state(), contexts, forward.rows]
             # Only the last chunk's logits are wanted; the others are never computed.
             last = done == len(prompt)
             token = self.sampler.pick(forward.logits) if last else None
@@ -177,6 +185,9 @@ class _Loop:
             if broken is not None and broken.item():
                 raise ArithmeticError("the model's numbers overflowed (NaN); choose another model")
             self.target.commit(chunk)
+            chunks.took(len(chunk), time.perf_counter() - begun)
+            if done in stops:
+                self.session.snapshots.take(self.target)
             yield PrefillStep(done)
         reply.prefilled_at = time.perf_counter()
         assert token is not None
@@ -190,15 +201,17 @@ class _Loop:
     def round(self) -> Iterator[Step]:
         """Draft, verify, accept, commit."""
         begun = time.perf_counter()
-        reply, drafter, fault = self.reply, self.session.drafter, None
+        reply, fault = self.reply, None
         if self.ahead is not None:
             step, self.ahead = self.ahead, None
         else:
-            proposal, fault = self._draft()
-            step = self._verify(proposal)
-        if step.proposal.k == 0:
+            choice = self._choose()
+            proposal, fault = self._draft(choice)
+            step = self._verify(choice, proposal)
+        if step.choice.arm is None:
             self._run_ahead(step.outcome.bonus)
-        proposal, forward, outcome = step.proposal, step.forward, step.outcome
+        choice, proposal, forward, outcome = step.choice, step.proposal, step.forward, step.outcome
+        depth = len(self.target.tokens)
         drafts, drafted_at = step.wait_for_draft(begun)
         accepted, bonus = _number(outcome.accepted), _number(outcome.bonus)
         verified_at = time.perf_counter()
@@ -211,7 +224,7 @@ class _Loop:
         kept = min(accepted, taken)
         self._commit(forward, [anchor, *drafts[:kept]])
         stat = RoundStat(
-            source=drafter.name if proposal.k else "none",
+            source=choice.arm.drafter.name if choice.arm is not None and proposal.k else "none",
             drafted=proposal.k,
             accepted=kept,
             committed=taken,
@@ -223,42 +236,70 @@ class _Loop:
         if len(reply.rounds) % _CLEAR_EVERY == 0:
             mx.clear_cache()
         yield RoundStep(stat)
-        if fault is not None:
-            yield self._fall_back(fault)
+        if fault is not None and choice.arm is not None:
+            yield self._fall_back(choice.arm.drafter, fault)
+        elif reply.reason is None and not self.fixed and self._learn(choice, proposal, stat, depth):
+            yield SwitchStep(None, self.session.piloted())
 
-    def _fall_back(self, fault: str) -> SwitchStep:
+    def _choose(self) -> Choice:
+        """Which drafter drafts, and how much of what may still be committed."""
+        # The bonus token takes one place of what remains.
+        most, anchor = self.reply.remaining - 1, self.reply.anchor
+        if self.fixed:
+            return self.session.pilot.whole(most, anchor)
+        return self.session.pilot.choose(most, self.target.length, anchor)
+
+    def _learn(self, choice: Choice, proposal: Proposal, stat: RoundStat, depth: int) -> bool:
+        """Let the pilot know how the round went. Returns whether it parked the drafter or brought it back."""
+        confidence: list[float] = [] if proposal.confidence is None else proposal.confidence.tolist()  # type: ignore[assignment]
+        return self.session.pilot.learn(
+            choice,
+            depth=depth,
+            drafted=stat.drafted,
+            accepted=stat.accepted,
+            committed=stat.committed,
+            draft_seconds=stat.draft_ms / 1e3,
+            other_seconds=(stat.verify_ms + stat.other_ms) / 1e3,
+            confidence=confidence,
+        )
+
+    def _fall_back(self, drafter: Drafter, fault: str) -> SwitchStep:
         """Go on without the drafter: its faults never cost the answer."""
-        reason = f"{self.session.drafter.name} failed ({fault}); decoding goes on without a drafter"
-        return SwitchStep(None, self.session.fall_back(reason))
+        reason = f"{drafter.name} failed ({fault}); decoding goes on without it"
+        return SwitchStep(None, self.session.fall_back(drafter, reason))
 
     def _extend(self) -> Iterator[Step]:
-        """Let the drafter take in the context so far."""
-        try:
-            self.session.catch_up()
-        except _FAULTS as error:
-            yield self._fall_back(_words(error))
+        """Let the drafters take in the context so far."""
+        for arm in self.session.pilot.arms:
+            try:
+                self.session.catch_up(arm.drafter)
+            except _FAULTS as error:
+                yield self._fall_back(arm.drafter, _words(error))
 
-    def _draft(self) -> tuple[Proposal, str | None]:
-        """The drafter's proposal, cut to what may still be committed, or nothing and what went wrong."""
-        drafter = self.session.drafter
-        # The bonus token takes one place of what remains.
-        k = min(drafter.drafts, self.reply.remaining - 1)
-        if k <= 0:
+    def _draft(self, choice: Choice) -> tuple[Proposal, str | None]:
+        """The drafter's proposal, or nothing and what went wrong."""
+        if choice.arm is None:
             return NOTHING, None
+        drafter = choice.arm.drafter
         try:
-            self.session.catch_up()
-            proposal = drafter.propose(self.reply.anchor, k, self.sampler)
-            mx.async_eval(proposal.tokens, proposal.finite)
+            self.session.catch_up(drafter)
+            proposal = drafter.propose(self.reply.anchor, choice.k, self.sampler)
+            mx.async_eval(
+                [a for a in (proposal.tokens, proposal.finite, proposal.confidence) if a is not None]
+            )
+            if choice.weigh and proposal.confidence is not None:
+                confidence: list[float] = proposal.confidence.tolist()  # type: ignore[assignment]
+                return proposal.head(self.session.pilot.trim(choice, confidence, self.target.length)), None
             return proposal, None
         except _FAULTS as error:
             return NOTHING, _words(error)
 
-    def _verify(self, proposal: Proposal) -> _Pending:
+    def _verify(self, choice: Choice, proposal: Proposal) -> _Pending:
         """The target's verdict on the drafts after the anchor."""
         block = mx.array([self.reply.anchor], dtype=mx.uint32)
         if proposal.k:
             block = mx.concatenate([block, proposal.tokens.astype(mx.uint32)])
-        step = self._judge(block, proposal, proposal.tokens)
+        step = self._judge(choice, block, proposal, proposal.tokens)
         # A GPU gets the forward before the draft is read, so it never idles. On the CPU async_eval itself
         # waits for most of what it is given, and would hide when the draft was ready.
         if proposal.k == 0 or not on_cpu():
@@ -267,11 +308,11 @@ class _Loop:
 
     def _run_ahead(self, bonus: mx.array) -> None:
         """Start the next plain step before this one's token is known to the host."""
-        if self.session.drafter.drafts == 0 and self.reply.remaining > 1 and not self.commands.waiting:
-            self.ahead = self._judge(bonus, NOTHING, bonus)
+        if self.reply.remaining > 1 and not self.commands.waiting and self._choose() == PLAIN:
+            self.ahead = self._judge(PLAIN, bonus, NOTHING, bonus)
             self.ahead.start()
 
-    def _judge(self, block: mx.array, proposal: Proposal, unknown: mx.array) -> _Pending:
+    def _judge(self, choice: Choice, block: mx.array, proposal: Proposal, unknown: mx.array) -> _Pending:
         """Run the block, and say which drafts stand and what the bonus token is. `unknown` are the tokens
         of the block that are not committed yet: penalties count them row by row. Lazy."""
         forward = self.target.forward(block)
@@ -281,7 +322,7 @@ class _Loop:
         else:
             p = self.sampler.probabilities(logits)
             outcome = verify.sampled(p, proposal.tokens, proposal.q, self.sampler.draws)
-        return _Pending(proposal, forward, outcome)
+        return _Pending(choice, proposal, forward, outcome)
 
     def _commit(self, forward: Forward, tokens: list[int]) -> None:
         """Keep the rows of `tokens` (anchor and accepted drafts); the rest of the block leaves the cache."""

@@ -89,6 +89,8 @@ class Sampler:
     def __init__(self, sampling: Sampling, seed: int) -> None:
         self.sampling = sampling
         self.greedy = is_greedy(sampling)
+        self.seeded = sampling.seed is not None and not self.greedy
+        """Whether the same request has to give the same text again."""
         self.draws = Draws(seed)
         self._penalties: Penalties | None = None
 

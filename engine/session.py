@@ -6,13 +6,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from mlx_lm.models.cache import ConcatenateKVCache, KVCache, QuantizedKVCache
 
 from dspark_tui.engine.context import ContextRows
+from dspark_tui.engine.costs import CostCurve
 from dspark_tui.engine.drafters.base import Drafter, NoDrafter
+from dspark_tui.engine.drafters.lookup import DRAFTS as LOOKUP_DRAFTS
+from dspark_tui.engine.drafters.lookup import Lookup
+from dspark_tui.engine.loading import Loading
+from dspark_tui.engine.pilot import Arm, Pilot
+from dspark_tui.engine.precision import on_cpu
+from dspark_tui.engine.prefill_chunks import PrefillChunks
 from dspark_tui.engine.protocol import DrafterInfo
+from dspark_tui.engine.rollback.parts import leaves
 from dspark_tui.engine.target import Target
+from dspark_tui.engine.turns import Snapshots, shared_length
 
+CHUNK_CPU, CHUNK_GPU = 128, 512
+"""Prompt tokens of the first prefill step, before anything is measured."""
+CUT_ANYWHERE = {KVCache, QuantizedKVCache, ConcatenateKVCache}
+"""Cache kinds that keep every row."""
 NONE = DrafterInfo(name="none", method="none", state="none", loaded=True)
+LOOKUP, AUTO = "lookup", "auto"
 
 
 @dataclass(frozen=True)
@@ -38,16 +53,33 @@ def no_such_drafter(target: str, wanted: str, known: Sequence[str]) -> UnknownDr
 class Session:
     """Owns the active drafter. The target's cache is never touched by a switch."""
 
-    def __init__(self, target: Target, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, target: Target, candidates: Sequence[Candidate], partner: bool = False) -> None:
+        """`partner`: lookup may draft in place of the active drafter where the context repeats itself."""
         self.target = target
         self.rows = ContextRows()
+        self.snapshots = Snapshots()
+        self.chunks = PrefillChunks(CHUNK_CPU if on_cpu() else CHUNK_GPU)
         self.candidates = {candidate.info.name: candidate for candidate in candidates}
-        self.drafter: Drafter = NoDrafter()
+        self.discover: Callable[[str], Candidate | None] = lambda folder: None
+        """Finds a drafter that is not known yet, such as a folder's; may raise words for the user."""
+        self.partner = partner
+        self.adaptive = True
+        """Draft as much as pays. False: whole blocks always, which does not depend on the clock."""
+        self.costs = CostCurve()
+        self.pilot = Pilot(self.costs, ())
         self._state = NONE
         self._resident: dict[str, Drafter] = {}
-        taps: list[int] = sorted({t for c in candidates if c.info.usable for t in c.taps})
-        if taps:
-            target.tap(taps)
+        self._arms: dict[str, Arm] = {}
+        self._problem = target.cannot_roll_back() or ""
+        if not self._problem:
+            self._keep(LOOKUP, Lookup(lambda: self.target.tokens))
+        self._tap(candidates)
+
+    @property
+    def drafter(self) -> Drafter:
+        """The active drafter, the first one of `auto`; one that drafts nothing for plain decoding."""
+        arms = [*self.pilot.arms, self.pilot.lookup]
+        return arms[0].drafter if arms[0] is not None else NoDrafter()
 
     @property
     def info(self) -> DrafterInfo:
@@ -57,63 +89,155 @@ class Session:
     def drafters(self) -> list[DrafterInfo]:
         """Every drafter the pair knows, `none` first."""
         resident = self._resident
-        known = (candidate.info for candidate in self.candidates.values())
-        listed = [msgspec.structs.replace(info, loaded=info.name in resident) for info in known]
-        return [NONE, *listed]
+        known = [candidate.info for candidate in self.candidates.values()]
+        known = [msgspec.structs.replace(info, loaded=info.name in resident) for info in known]
+        return [NONE, *known, *self._built_in()]
+
+    def _built_in(self) -> list[DrafterInfo]:
+        usable = not self._problem
+        return [
+            DrafterInfo(
+                LOOKUP,
+                LOOKUP,
+                drafts=LOOKUP_DRAFTS,
+                loaded=usable,
+                usable=usable,
+                reason=self._problem,
+            ),
+            DrafterInfo(
+                AUTO,
+                AUTO,
+                drafts=max([LOOKUP_DRAFTS, *(c.info.drafts for c in self._usable())]),
+                loaded=usable,
+                usable=usable,
+                reason=self._problem,
+            ),
+        ]
+
+    def _usable(self) -> list[Candidate]:
+        return [candidate for candidate in self.candidates.values() if candidate.info.usable]
 
     def find(self, wanted: str) -> str:
-        """The name of the drafter that `wanted` (a name or a method) means. Raises `UnknownDrafter`."""
-        if wanted in ("none", *self.candidates):
+        """The name of the drafter that `wanted` (a name, a method, a folder) means. Raises
+        `UnknownDrafter`."""
+        if wanted in ("none", LOOKUP, AUTO, *self.candidates):
             return wanted
         named = [name for name, c in self.candidates.items() if c.info.method == wanted]
         usable = [name for name in named if self.candidates[name].info.usable]
         if usable or named:
             return (usable or named)[0]
-        raise no_such_drafter(
-            self.target.info.name, wanted, [name for name, c in self.candidates.items() if c.info.usable]
-        )
+        if (found := self.discover(wanted)) is not None:
+            self.add(found)
+            return found.info.name
+        raise no_such_drafter(self.target.info.name, wanted, [c.info.name for c in self._usable()])
+
+    def add(self, candidate: Candidate) -> None:
+        """Know one more drafter. Layers that it taps and nobody did are recorded from now on, so it begins
+        without the context before."""
+        self.candidates[candidate.info.name] = candidate
+        self._resident.pop(candidate.info.name, None)
+        self._arms.pop(candidate.info.name, None)
+        self._tap(list(self.candidates.values()))
+
+    def _tap(self, candidates: Sequence[Candidate]) -> None:
+        taps: list[int] = sorted({t for c in candidates if c.info.usable for t in c.taps})
+        if tuple(taps) != self.target.taps:
+            self.target.tap(taps)
+            self.rows.reset(self.target.length)
+
+    # ------------------------------------------------------------------ choosing
+
+    def missing(self, name: str) -> str | None:
+        """The drafter that has to be loaded before `name` can be active, or None. Raises `UnknownDrafter`
+        when it cannot be used."""
+        for info in self.drafters():
+            if info.name == name and not info.usable:
+                raise UnknownDrafter(f"{name} is not usable here: {info.reason}.")
+        if name == AUTO:
+            trained = [c.info.name for c in self._usable()]
+            return None if any(n in self._resident for n in trained) else next(iter(trained), None)
+        return None if name == "none" or name in self._resident else name
+
+    def load(self, name: str) -> Loading:
+        """Begin to load a drafter beside whatever runs."""
+        return Loading(name, self.candidates[name].load)
+
+    def keep(self, loading: Loading) -> None:
+        """Make a drafter resident, once it is loaded. Raises what its loading raised."""
+        self._keep(loading.name, loading.result())
+
+    def _keep(self, name: str, drafter: Drafter) -> None:
+        self._resident[name] = drafter
+        self._arms[name] = Arm.of(drafter)
 
     def select(self, wanted: str) -> DrafterInfo:
         """Make a drafter the active one, loading it when it is not resident. Raises `UnknownDrafter`, or
         whatever loading raises; the present one then stays."""
         name = self.find(wanted)
+        if (missing := self.missing(name)) is not None:
+            self._keep(missing, self.candidates[missing].load())
+        lookup = self._arms.get(LOOKUP)
         if name == "none":
-            self.drafter, self._state = NoDrafter(), NONE
+            self.pilot, self._state = Pilot(self.costs, ()), NONE
             return self._state
-        candidate = self.candidates[name]
-        if not candidate.info.usable:
-            raise UnknownDrafter(f"{name} is not usable here: {candidate.info.reason}.")
-        if name not in self._resident:
-            self._resident[name] = candidate.load()
-        self.drafter = self._resident[name]
-        self._state = msgspec.structs.replace(candidate.info, state="active", loaded=True)
+        trained = [self._arms[n] for n in self.candidates if n in self._arms]
+        if name == AUTO:
+            self.pilot = Pilot(self.costs, trained, lookup, auto=True)
+        elif name == LOOKUP:
+            self.pilot = Pilot(self.costs, (), lookup)
+        else:
+            self.pilot = Pilot(self.costs, [self._arms[name]], lookup if self.partner else None)
+        (info,) = (info for info in self.drafters() if info.name == name)
+        self._state = msgspec.structs.replace(info, state="active", loaded=True)
         return self._state
 
-    def fall_back(self, reason: str) -> DrafterInfo:
-        """Go on without a drafter, keeping its name on show with the reason."""
-        self.drafter = NoDrafter()
-        self._state = msgspec.structs.replace(self._state, state="fell_back", reason=reason)
+    def piloted(self) -> DrafterInfo:
+        """Take over what the pilot decided about the active drafter."""
+        self._state = msgspec.structs.replace(self._state, state=self.pilot.state, reason=self.pilot.reason)
+        return self._state
+
+    def fall_back(self, drafter: Drafter, reason: str) -> DrafterInfo:
+        """Go on without `drafter`, keeping the name of what was chosen on show with the reason."""
+        self.pilot.drop(drafter)
+        gone = not (self.pilot.arms or self.pilot.lookup)
+        self._state = msgspec.structs.replace(
+            self._state, state="fell_back" if gone else self._state.state, reason=reason
+        )
         return self._state
 
     # ------------------------------------------------------------------ the sequence
 
+    @property
+    def needs_snapshots(self) -> bool:
+        """Whether the target's cache cannot be cut everywhere."""
+        return not {type(leaf) for leaf in leaves(self.target.cache)} <= CUT_ANYWHERE
+
     def reuse(self, prompt: Sequence[int]) -> int:
         """Cut everything back to what `prompt` shares with the last sequence; at least its last token is
         left to compute. Returns the number of positions kept."""
-        shared = 0
-        limit = min(len(prompt) - 1, len(self.target.tokens))
-        while shared < limit and prompt[shared] == self.target.tokens[shared]:
-            shared += 1
-        self.target.truncate(shared)
-        kept = len(self.target.tokens)
+        target, prompt = self.target, list(prompt)
+        target.roll_back()
+        held = len(target.tokens)
+        shared = min(shared_length(prompt, target.tokens), len(prompt) - 1)
+        if not target.try_truncate(shared):
+            # A window that has wrapped, or recurrent state: back to a moment that was kept.
+            if (best := self.snapshots.best(prompt[:shared])) is not None:
+                target.restore(best)
+            else:
+                target.reset()
+        kept = len(target.tokens)
+        self.snapshots.keep_to(target.tokens)
+        if kept == held and self.needs_snapshots:
+            # The end of an answer: free to keep, and what an edit of the next message comes back to.
+            self.snapshots.take(target)
         self.rows.truncate(kept)
         for drafter in self._resident.values():
             drafter.truncate(kept)
         return kept
 
-    def catch_up(self) -> None:
-        """Give the active drafter the context rows that it lacks. Lazy."""
-        drafter = self.drafter
+    def catch_up(self, drafter: Drafter | None = None) -> None:
+        """Give a drafter (without one the active one) the context rows that it lacks. Lazy."""
+        drafter = drafter or self.drafter
         if not drafter.taps:
             return
         start, rows = self.rows.since(drafter.length)
@@ -127,5 +251,6 @@ class Session:
         """Forget the sequence; the drafters stay loaded."""
         self.target.reset()
         self.rows.reset()
+        self.snapshots.clear()
         for drafter in self._resident.values():
             drafter.reset()

@@ -59,7 +59,26 @@ class SparseQ:
         return SparseQ(self.ids[:k], self.probs[:k])
 
 
-Q = DenseQ | SparseQ
+@dataclass(frozen=True)
+class PointQ:
+    """Drafts that were not drawn: `tokens` `[k]`, each with all the mass."""
+
+    tokens: mx.array
+
+    def of(self, tokens: mx.array) -> mx.array:
+        """q_j of each drafted token, `[k]`."""
+        return (self.tokens == tokens).astype(mx.float32)
+
+    def row(self, j: mx.array, vocabulary: int) -> mx.array:
+        """q_j over the vocabulary, `[vocabulary]`."""
+        return (mx.arange(vocabulary) == self.tokens[j]).astype(mx.float32)
+
+    def head(self, k: int) -> PointQ:
+        """The first `k` positions."""
+        return PointQ(self.tokens[:k])
+
+
+Q = DenseQ | SparseQ | PointQ
 
 
 class Outcome(NamedTuple):

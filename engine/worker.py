@@ -19,14 +19,17 @@ import mlx.core as mx  # noqa: E402
 from dspark_tui.engine import kv_bits, saved_context  # noqa: E402
 from dspark_tui.engine.answer_text import AnswerText  # noqa: E402
 from dspark_tui.engine.backend import BackendError, Control, Emit  # noqa: E402
+from dspark_tui.engine.calibration import calibrate  # noqa: E402
+from dspark_tui.engine.chat_template import TemplateError, chat_template  # noqa: E402
 from dspark_tui.engine.drafters.checkpoint import CheckpointError  # noqa: E402
-from dspark_tui.engine.generator import PrefillStep, RoundStep, SwitchStep, generate  # noqa: E402
+from dspark_tui.engine.generator import PrefillStep, RoundStep, Step, generate  # noqa: E402
 from dspark_tui.engine.kv_store import CannotKeep, ContextStore, NothingKept  # noqa: E402
 from dspark_tui.engine.loader import check_drafter, load_target, make_session  # noqa: E402
 from dspark_tui.engine.models import demo  # noqa: E402
 from dspark_tui.engine.models.errors import ModelError  # noqa: E402
 from dspark_tui.engine.models.inventory import list_models  # noqa: E402
 from dspark_tui.engine.models.resolve import pull, resolve  # noqa: E402
+from dspark_tui.engine.penalties import unknown_biased_token  # noqa: E402
 from dspark_tui.engine.precision import on_cpu  # noqa: E402
 from dspark_tui.engine.protocol import (  # noqa: E402
     Chat,
@@ -57,6 +60,7 @@ from dspark_tui.engine.protocol import (  # noqa: E402
 from dspark_tui.engine.reply import Reply  # noqa: E402
 from dspark_tui.engine.sampling import Sampler  # noqa: E402
 from dspark_tui.engine.session import Session, UnknownDrafter  # noqa: E402
+from dspark_tui.engine.switching import LoadStep, Switching, SwitchStep  # noqa: E402
 
 METRICS_EVERY = 0.1
 """Seconds between two `Rounds` events, at least."""
@@ -83,13 +87,14 @@ class MlxBackend:
                 model, _ = pull(command.model, report)
             else:
                 model = resolve(command.model)
-            check_drafter(model, command.drafter)
+            check_drafter(model, command.drafter, command.drafter_bits)
             self.session = None
             mx.clear_cache()
             target, config = load_target(model, report, command.kv_bits)
-            session, drafter = make_session(target, config, command.drafter)
+            session, drafter = make_session(target, config, command.drafter, command.drafter_bits)
             report("drafter", 0, 1, "steps")
             info = session.select(drafter)
+            calibrate(target, session.costs, max(d.drafts for d in session.drafters() if d.usable))
             report("drafter", 1, 1, "steps")
         except (ModelError, UnknownDrafter, CheckpointError) as error:
             raise _sentence(error) from error
@@ -152,7 +157,8 @@ class MlxBackend:
         seed = secrets.randbits(63) if command.sampling.seed is None else command.sampling.seed
         teller = _Teller(session, reply, command, emit, load_seconds)
         try:
-            for step in generate(session, reply, Sampler(command.sampling, seed), control):
+            switching = Switching(session)
+            for step in generate(session, reply, Sampler(command.sampling, seed), control, switching):
                 teller.tell(step)
         except Exception as error:
             reply.reason = "error"
@@ -163,11 +169,14 @@ class MlxBackend:
                 result=teller.result(),
             ) from error
         teller.finish()
+        for step in switching.arrive(wait=True):
+            teller.tell(step)
 
     def _reply(self, session: Session, command: Chat) -> Reply:
         """The reply to begin. Raises BackendError (usage) when the request cannot be answered."""
         name, context = session.target.info.name, session.target.info.context
-        if problem := command.sampling.problem():
+        problem = command.sampling.problem()
+        if problem := problem or unknown_biased_token(command.sampling, session.target.vocabulary):
             raise BackendError(problem, "usage")
         if command.max_tokens is not None and command.max_tokens < 1:
             raise BackendError(f"max-tokens is {command.max_tokens}; give 1 or more.", "usage")
@@ -176,14 +185,16 @@ class MlxBackend:
             raise BackendError(
                 f"{name} has no chat template, so it is not a chat model; choose an instruct model.", "usage"
             )
-        messages = [{"role": m.role, "content": m.content} for m in command.messages]
+        template = chat_template(tokenizer)
+        if problem := template.problem(command.thinking, command.effort):
+            raise BackendError(f"{name} {problem}.", "usage")
         try:
-            prompt: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        except Exception as error:  # a template is a program of the model's maker
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            rendered = template.render(command.messages, command.thinking, command.effort)
+        except TemplateError as error:
             raise BackendError(
-                f"{name}'s chat template refuses this conversation: {reason}", "usage"
+                f"{name}'s chat template refuses this conversation: {error}", "usage"
             ) from error
+        prompt = rendered.tokens
         if not prompt:
             raise BackendError(f"{name}'s chat template gives no prompt for this conversation.", "usage")
         room = context - len(prompt)
@@ -195,7 +206,8 @@ class MlxBackend:
             )
         limit = room if command.max_tokens is None else min(room, command.max_tokens)
         ends = frozenset(tokenizer.eos_token_ids)
-        return Reply(prompt, limit, ends, AnswerText(tokenizer, command.stop))
+        text = AnswerText(tokenizer, command.stop, template.markup, rendered.thinking)
+        return Reply(prompt, limit, ends, text)
 
 
 class _Teller:
@@ -207,11 +219,10 @@ class _Teller:
         self.session, self.reply, self.command, self.emit = session, reply, command, emit
         self.load_seconds = load_seconds
         self._seq = 0
-        self._text: list[str] = []
         self._unsaid: list[RoundStat] = []
         self._said_at = 0.0
 
-    def tell(self, step: PrefillStep | RoundStep | SwitchStep) -> None:
+    def tell(self, step: Step) -> None:
         """Say what happened."""
         answer, reply = self.command.answer, self.reply
         if isinstance(step, PrefillStep):
@@ -221,6 +232,8 @@ class _Teller:
             if step.stat is not None:
                 self._unsaid.append(step.stat)
             self._say_rounds()
+        elif isinstance(step, LoadStep):
+            _reporter(step.command.id, self.emit)("drafter", int(step.done), 1, "steps")
         else:
             self._say_switch(step)
 
@@ -231,9 +244,8 @@ class _Teller:
         self.emit(Finished(self.command.id, self.command.answer, self.result()))
 
     def _say_text(self, final: bool) -> None:
-        if piece := self.reply.text.take(final):
-            self._text.append(piece)
-            self.emit(Text(self.command.id, self.command.answer, self._seq, piece))
+        for piece in self.reply.text.take(final):
+            self.emit(Text(self.command.id, self.command.answer, self._seq, piece.text, piece.thinking))
             self._seq += 1
 
     def _say_rounds(self, now: bool = False) -> None:
@@ -267,8 +279,8 @@ class _Teller:
         """The answer as it stands."""
         reply, started = self.reply, self.reply.started
         return Result(
-            text="".join(self._text) + reply.text.take(final=True),
-            thinking="",
+            text=reply.text.text,
+            thinking=reply.text.thinking,
             token_ids=list(reply.tokens),
             prompt_tokens=len(reply.prompt),
             reused_tokens=reply.reused,

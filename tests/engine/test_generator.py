@@ -345,9 +345,9 @@ def test_the_next_turn_computes_only_what_is_new() -> None:
 def test_a_seed_gives_the_same_sample_again(name: str) -> None:
     session = fresh(*[make_drafter(method, TARGET) for method in METHODS])
     session.select(name)
-    hot = Sampling(temperature=1.0)
     texts = []
     for seed in (5, 5, 6):
         session.reset()
+        hot = Sampling(temperature=1.0, seed=seed)
         texts.append(answer(session, sampling=hot, seed=seed)[0].tokens)
     assert texts[0] == texts[1] != texts[2]

@@ -13,7 +13,7 @@ from tiny import load_tiny, tiny_llama
 
 from dspark_tui.engine.context import ContextRows
 from dspark_tui.engine.drafters import checkpoint
-from dspark_tui.engine.drafters.backbone import BlockDrafter
+from dspark_tui.engine.drafters.block import BlockDrafter
 from dspark_tui.engine.drafters.base import Drafter, NoDrafter
 from dspark_tui.engine.protocol import DrafterInfo
 from dspark_tui.engine.session import NONE, Candidate, Session, UnknownDrafter
@@ -84,7 +84,11 @@ def test_taps_are_those_of_every_usable_drafter(session: Session) -> None:
 def test_without_drafters_nothing_is_tapped(target: Target) -> None:
     session = Session(target, [])
     assert target.taps == ()
-    assert session.drafters() == [NONE]
+    assert [(d.name, d.usable) for d in session.drafters()] == [
+        ("none", True),
+        ("lookup", True),
+        ("auto", True),
+    ]
     assert session.info == NONE
     with pytest.raises(UnknownDrafter, match=r"^target has no drafter called dspark; it has none\.$"):
         session.find("dspark")
@@ -149,6 +153,8 @@ def test_selecting_loads_once_and_keeps(session: Session, loads: list[str]) -> N
         ("markov", True),
         ("old", False),
         ("other", False),
+        ("lookup", True),
+        ("auto", True),
     ]
 
 
@@ -170,7 +176,7 @@ def test_a_drafter_that_does_not_load_changes_nothing(target: Target, folders: P
 
 def test_falling_back_keeps_the_name_and_says_why(session: Session) -> None:
     session.select("best")
-    info = session.fall_back("its numbers overflowed")
+    info = session.fall_back(session.drafter, "its numbers overflowed")
     assert (info.name, info.state, info.reason) == ("best", "fell_back", "its numbers overflowed")
     assert session.info == info
     assert isinstance(session.drafter, NoDrafter)
@@ -215,9 +221,9 @@ def test_rows_that_nobody_committed_go_too(session: Session) -> None:
 
 def same_context(one: BlockDrafter, other: BlockDrafter) -> None:
     assert one.length == other.length
-    for mine, theirs in zip(one._caches, other._caches, strict=True):
+    for mine, theirs in zip(one._rings, other._rings, strict=True):
         assert mine.base == theirs.base
-        for a, b in zip(mine.kv.keys_and_values(), theirs.kv.keys_and_values(), strict=True):
+        for a, b in zip(mine.rows(), theirs.rows(), strict=True):
             np.testing.assert_allclose(np.array(a), np.array(b), atol=1e-4)
 
 
@@ -262,7 +268,7 @@ def test_beyond_the_window_positions_stay_absolute(session: Session) -> None:
     drafter = session.drafter
     assert isinstance(drafter, BlockDrafter)
     assert drafter.length == 20
-    base = drafter._caches[0].base
+    base = drafter._rings[0].base
     assert base == session.rows.base > 0
     wanted = session.rows.since(base)[1]
     assert wanted is not None

@@ -109,6 +109,9 @@ def test_stop_in_prefill(loaded: Engine) -> None:
 def test_switching_in_mid_answer_keeps_the_answer(engine: Engine, models: Path) -> None:
     engine.load(models / "target", "none")
     whole = engine.chat("hello", max_tokens=60)
+    assert engine.backend.session is not None
+    for name in ("dspark", "dflash2", "dflash", "none"):
+        engine.backend.session.select(name)
     control = Control()
     wanted = iter(["dspark", "dflash2", "nonsense", "none", "dflash"])
 
@@ -118,9 +121,9 @@ def test_switching_in_mid_answer_keeps_the_answer(engine: Engine, models: Path) 
 
     result = engine.chat("hello", max_tokens=60, control=control, emit=hear, rounds=True)
     assert result.token_ids == whole.token_ids
-    changes = engine.of(DrafterChanged)
+    # Those with id 0 tell that drafting does not pay for a model this small.
+    changes = [change for change in engine.of(DrafterChanged) if change.id]
     assert [c.drafter.name for c in changes] == ["dspark-tiny", "dflash2-tiny", "none", "dflash-tiny"]
-    assert all(c.id >= 1000 for c in changes)
     (failed,) = engine.of(Failed)
     assert failed.kind == "usage"
     assert "no drafter called nonsense; it has none, dflash2-tiny" in failed.message
@@ -171,7 +174,7 @@ def test_sliding_target_lists_its_drafters_with_the_reason(engine: Engine, slidi
     said = engine.load(sliding, None)
     assert (said.drafter.name, said.drafter.state) == ("none", "none")
     reason = "its cache (RotatingKVCache) cannot give up rejected tokens"
-    assert [(d.usable, d.reason) for d in said.drafters[1:]] == [(False, reason)] * 3
+    assert [(d.usable, d.reason) for d in said.drafters[1:]] == [(False, reason)] * 5
     assert engine.backend.session is not None
     assert engine.backend.session.target.taps == ()
     sentence = refusal(lambda: engine.load(sliding, "dspark"))

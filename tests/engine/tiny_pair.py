@@ -11,11 +11,10 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import llama
 
-from dspark_tui.engine.drafters.backbone import Backbone, BackboneConfig, BlockDrafter
 from dspark_tui.engine.drafters.base import Proposal
-from dspark_tui.engine.drafters.dflash import DFlash
-from dspark_tui.engine.drafters.dflash2 import DFlash2, DFlash2Model
-from dspark_tui.engine.drafters.dspark import DSpark, DSparkModel
+from dspark_tui.engine.drafters.block import BlockDrafter
+from dspark_tui.engine.drafters.config import BackboneConfig, HeadConfig, LayerAttention, Rope
+from dspark_tui.engine.drafters.modules import bind, build
 from dspark_tui.engine.protocol import DrafterInfo, Method, ModelInfo
 from dspark_tui.engine.sampling import Sampler
 from dspark_tui.engine.session import Candidate, Session
@@ -92,25 +91,24 @@ def make_drafter(
         head_dim=8,
         vocabulary=target.vocabulary,
         eps=1e-5,
-        rope_theta=1e4,
+        rope=Rope(1e4),
         block_size=block,
         mask_token=0,
         taps=taps,
+        tap_width=32,
+        attention=(LayerAttention(),) * 2,
         conv_taps=2 if method == "dflash2" else 0,
         conv_group=8,
     )
-    model: Backbone
     if method == "dspark":
-        model = DSparkModel(config, rank=6, confidence_with_markov=True)
-        randomise(model, seed, scale)
-        return DSpark("dspark", config, model, target, block, mx.float32)
-    if method == "dflash2":
-        model = DFlash2Model(config, rank=6)
-        randomise(model, seed, scale)
-        return DFlash2("dflash2", config, model, target, block - 1, mx.float32, min(4, target.vocabulary))
-    model = Backbone(config)
+        head = HeadConfig(first_row=0, markov="vanilla", markov_rank=6, confidence="hidden and markov")
+    elif method == "dflash2":
+        head = HeadConfig(first_row=1, selector_rank=6, selector_top_k=min(4, target.vocabulary))
+    else:
+        head = HeadConfig(first_row=1)
+    model = build(config, head)
     randomise(model, seed, scale)
-    return DFlash("dflash", config, model, target, block - 1, mx.float32)
+    return bind(method, method, config, head, model, target, mx.float32)
 
 
 class Oracle:
@@ -146,13 +144,13 @@ class Oracle:
 
 
 def make_session(target: Target, *drafters: Any) -> Session:
-    """A session that knows these drafters; the first one is active."""
+    """A session that knows these drafters, all loaded; the first one is active."""
     candidates = [
         Candidate(DrafterInfo(d.name, d.method, drafts=d.drafts), d.taps, lambda d=d: d) for d in drafters
     ]
     session = Session(target, candidates)
-    if drafters:
-        session.select(drafters[0].name)
+    for drafter in reversed(drafters):
+        session.select(drafter.name)
     return session
 
 
