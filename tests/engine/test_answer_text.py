@@ -31,6 +31,13 @@ class Tokenizer:
         return BPEStreamingDetokenizer(self)
 
 
+def take(text: AnswerText, final: bool = False) -> str:
+    """What `take` gives, as text of the answer."""
+    pieces = text.take(final)
+    assert not any(piece.thinking for piece in pieces)
+    return "".join(piece.text for piece in pieces)
+
+
 def run(pieces: list[bytes], stops: list[str]) -> tuple[list[str], AnswerText, int]:
     """Push the pieces one by one as the loop does: what was shown after each, and how many were taken."""
     text = AnswerText(Tokenizer(pieces), stops)
@@ -38,11 +45,11 @@ def run(pieces: list[bytes], stops: list[str]) -> tuple[list[str], AnswerText, i
     for token in range(len(pieces)):
         text.push(token)
         taken += 1
-        shown.append(text.take())
+        shown.append(take(text))
         if text.stopped:
             break
     text.finish()
-    shown.append(text.take(final=True))
+    shown.append(take(text, final=True))
     return shown, text, taken
 
 
@@ -97,7 +104,7 @@ def test_what_is_shown_is_never_taken_back(split: tuple[str, list[bytes]], stops
     shown = ""
     for token in range(len(pieces)):
         text.push(token)
-        shown += text.take()
+        shown += take(text)
         assert expected(whole, stops).startswith(shown)
         assert "\ufffd" not in shown
         if text.stopped:
@@ -164,5 +171,5 @@ def test_finish_twice_adds_nothing() -> None:
     once = text.text
     text.finish()
     assert text.text == once
-    assert text.take(final=True) == once
-    assert text.take(final=True) == ""
+    assert take(text, final=True) == once
+    assert text.take(final=True) == []
