@@ -53,7 +53,8 @@ class BackboneConfig:
     the rows of the embedding table (the target's). `taps` are counted after the layer (0: after the
     first), -1 is the embedding as the first layer sees it. `attention` has one entry a layer.
     `embedding_scale` multiplies the raw rows of the table. `keys_are_values`: Gemma 4's `attention_k_eq_v`.
-    `conv_taps` 0: no convolutions.
+    `conv_taps` 0: no convolutions. `context_limit`: newest context rows that any layer keeps, None for all
+    that its window asks for (heads trained on short contexts draft better when they see no more).
     """
 
     hidden_size: int
@@ -76,6 +77,7 @@ class BackboneConfig:
     keys_are_values: bool = False
     conv_taps: int = 0
     conv_group: int = 16
+    context_limit: int | None = None
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,9 @@ state and A, B the predecessor and successor codebooks.
 from __future__ import annotations
 
 import mlx.core as mx
-import mlx.nn as nn
 
-from dspark_tui.engine.drafters.backbone import Backbone, BackboneConfig, BlockDrafter
-from dspark_tui.engine.drafters.base import Proposal, Tables
-from dspark_tui.engine.protocol import Method
+from dspark_tui.engine.drafters.base import Proposal
+from dspark_tui.engine.drafters.block import BlockDrafter
 from dspark_tui.engine.sampling import Sampler
 from dspark_tui.engine.verify import SparseQ
 
@@ -43,51 +41,17 @@ def top_candidates(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     return ids.astype(mx.uint32), mx.take_along_axis(pool, inside, axis=-1)
 
 
-class CandidateSelector(nn.Module):
-    """The codebooks, published without a `.weight` suffix, are embeddings here."""
-
-    def __init__(self, config: BackboneConfig, rank: int) -> None:
-        super().__init__()
-        self.predecessor_codebook = nn.Embedding(config.vocabulary, rank)
-        self.successor_codebook = nn.Embedding(config.vocabulary, rank)
-        self.hidden_projection = nn.Linear(config.hidden_size, rank, bias=False)
-
-
-class DFlash2Model(Backbone):
-    """Backbone with convolutions, and the selector."""
-
-    def __init__(self, config: BackboneConfig, rank: int) -> None:
-        super().__init__(config)
-        self.candidate_selector = CandidateSelector(config, rank)
-
-
 class DFlash2(BlockDrafter):
     """Rows 1 to B - 1 propose, as in DFlash; the selector makes them cohere."""
 
-    method: Method = "dflash2"
-    model: DFlash2Model
-
-    def __init__(
-        self,
-        name: str,
-        config: BackboneConfig,
-        model: DFlash2Model,
-        tables: Tables,
-        drafts: int,
-        dtype: mx.Dtype,
-        top_k: int,
-    ) -> None:
-        super().__init__(name, config, model, tables, drafts, dtype)
-        self.top_k = top_k
-
-    def _draft(self, hidden: mx.array, anchor: int, k: int, sampler: Sampler) -> Proposal:
-        rows = hidden[1 : k + 1]
-        raw = self.tables.head(rows).astype(mx.float32)
-        ids, values = top_candidates(sampler.rows(raw), self.top_k)
+    def _draft(self, hidden: mx.array, logits: mx.array, anchor: int, sampler: Sampler) -> Proposal:
+        k, first = logits.shape[0], self.head.first_row
+        ids, values = top_candidates(sampler.rows(logits), self.head.selector_top_k)
         if sampler.adjusts:
-            values = mx.take_along_axis(raw, ids, axis=-1)
+            values = mx.take_along_axis(logits, ids, axis=-1)
         selector = self.model.candidate_selector
-        weights = selector.hidden_projection(rows)[:, None, :] * selector.successor_codebook(ids)
+        projected = selector.hidden_projection(hidden[first : first + k])
+        weights = projected[:, None, :] * selector.successor_codebook(ids)
         previous = mx.array([anchor], dtype=mx.uint32)
         tokens: list[mx.array] = []
         q: list[mx.array] = []

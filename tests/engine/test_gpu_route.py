@@ -17,7 +17,7 @@ from tiny_pair import METHODS, make_session, no_commands, plain_greedy
 from dspark_tui.engine import generator, precision
 from dspark_tui.engine.answer_text import AnswerText
 from dspark_tui.engine.drafters import checkpoint
-from dspark_tui.engine.drafters.backbone import BlockDrafter
+from dspark_tui.engine.drafters.block import BlockDrafter
 from dspark_tui.engine.generator import generate
 from dspark_tui.engine.protocol import Method, Sampling
 from dspark_tui.engine.reply import Reply

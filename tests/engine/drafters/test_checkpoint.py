@@ -66,10 +66,15 @@ def test_bundled_drafters_are_recognised(name: str, method: str, block: int, dra
     assert config.mask_token == 16
     assert (config.hidden_size, config.vocabulary, config.layers, found.target_layers) == (576, 49152, 3, 30)
     assert (config.heads, config.kv_heads, config.head_dim) == (9, 3, 64)
-    assert (config.eps, config.rope_theta) == (1e-5, 1e5)
-    assert found.markov_rank == (64 if method == "dspark" else 0)
+    assert (config.eps, config.rope.theta) == (1e-5, 1e5)
+    assert found.head.markov_rank == (64 if method == "dspark" else 0)
     selector = (64, 16, 2, 16) if method == "dflash2" else (0, 0, 0, 16)
-    assert (found.selector_rank, found.selector_top_k, config.conv_taps, config.conv_group) == selector
+    assert (
+        found.head.selector_rank,
+        found.head.selector_top_k,
+        config.conv_taps,
+        config.conv_group,
+    ) == selector
     file = BUNDLED / name / "model.safetensors"
     (header,) = struct.unpack("<Q", file.read_bytes()[:8])
     assert found.weight_bytes == file.stat().st_size - header - 8
@@ -81,7 +86,7 @@ def test_published_schema_is_read(folder: Path, method: str) -> None:
     found = checkpoint.inspect(folder)
     assert found.method == method
     assert found.config.taps == SHAPE.taps
-    assert found.config.rope_theta == SHAPE.theta
+    assert found.config.rope.theta == SHAPE.theta
     assert found.config.mask_token == SHAPE.mask
     assert found.config.block_size == SHAPE.block
     assert found.drafts == (SHAPE.block if method == "dspark" else SHAPE.block - 1)

@@ -11,7 +11,7 @@ import pytest
 from numpy_drafters import Array, NumpyTables, Reference, Shape, write_drafter
 
 from dspark_tui.engine.drafters import checkpoint
-from dspark_tui.engine.drafters.backbone import BlockDrafter
+from dspark_tui.engine.drafters.block import BlockDrafter
 from dspark_tui.engine.drafters.base import Proposal
 from dspark_tui.engine.drafters.dflash2 import top_candidates
 from dspark_tui.engine.protocol import Sampling
