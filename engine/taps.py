@@ -1,9 +1,4 @@
-"""Recording what chosen decoder layers put out, without a copy of any model's forward.
-
-The class of one layer *instance* is swapped for a subclass whose `__call__` also hands its output on.
-Parameter paths, `isinstance` and attributes stay as they are, other instances of the class are not
-touched, and the swap can be undone. It must be the class: `__call__` is looked up on the type.
-"""
+"""Recording the residual stream at chosen decoder layers."""
 
 from __future__ import annotations
 
@@ -13,21 +8,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from dspark_tui.engine.intercept import intercept
+
 Sink = Callable[[Any], None]
-_recording: dict[type, type] = {}
-
-
-def _recording_class(base: type) -> type:
-    if base not in _recording:
-
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            out = base.__call__(self, *args, **kwargs)
-            self._tap_sink(out)
-            return out
-
-        attributes = {"__call__": call, "__module__": base.__module__, "_tapped_class": base}
-        _recording[base] = type(base.__name__, (base,), attributes)
-    return _recording[base]
+EMBEDDING = -1
+"""The tap on what layer 0 receives: embedding rows, scaled where the model scales them."""
 
 
 def hook(module: nn.Module, sink: Sink) -> Callable[[], None]:
@@ -35,36 +20,39 @@ def hook(module: nn.Module, sink: Sink) -> Callable[[], None]:
 
     Raises `RuntimeError` when the module is hooked already.
     """
-    base = type(module)
-    if hasattr(base, "_tapped_class"):
-        raise RuntimeError(f"{base.__name__} is tapped already")
-    object.__setattr__(module, "_tap_sink", sink)
-    module.__class__ = _recording_class(base)
 
-    def undo() -> None:
-        module.__class__ = base
-        object.__delattr__(module, "_tap_sink")
+    def around(call: Any, *args: Any, **kwargs: Any) -> Any:
+        out = call(*args, **kwargs)
+        sink(out)
+        return out
 
-    return undo
+    return intercept(module, around)
 
 
 class Taps:
     """Taps on the layers `ids` of `layers`. Id `i` is the residual stream after decoder layer `i`, before
-    the next layer's norm (Hugging Face's `hidden_states[i + 1]`)."""
+    the next layer's norm (Hugging Face's `hidden_states[i + 1]`); `EMBEDDING` the one before layer 0."""
 
     def __init__(self, layers: Sequence[nn.Module], ids: Sequence[int]) -> None:
         """Hook the layers. Raises `IndexError` for an id outside `layers`."""
         self.ids = tuple(ids)
-        if not all(0 <= i < len(layers) for i in self.ids):
+        if not all(EMBEDDING <= i < len(layers) for i in self.ids):
             raise IndexError(f"taps {list(self.ids)} do not fit a model of {len(layers)} layers")
         self._outputs: dict[int, mx.array] = {}
-        self._undo = [hook(layers[i], self._sink(i)) for i in self.ids]
+        tapped = sorted({max(i, 0) for i in self.ids})
+        self._undo = [intercept(layers[i], self._around(i)) for i in tapped]
 
-    def _sink(self, layer: int) -> Sink:
-        def sink(out: Any) -> None:
-            self._outputs[layer] = out[0] if isinstance(out, tuple) else out
+    def _around(self, layer: int) -> Callable[..., Any]:
+        before = layer == 0 and EMBEDDING in self.ids
 
-        return sink
+        def around(call: Any, *args: Any, **kwargs: Any) -> Any:
+            if before:
+                self._outputs[EMBEDDING] = residual(args or tuple(kwargs.values()))
+            out = call(*args, **kwargs)
+            self._outputs[layer] = residual(out)
+            return out
+
+        return around
 
     def take(self) -> mx.array | None:
         """The rows of the last forward, `[n, len(ids) * hidden]` in the order of `ids`, and forget them.
@@ -80,3 +68,18 @@ class Taps:
         """Undo every hook."""
         while self._undo:
             self._undo.pop()()
+
+
+def residual(passed: Any) -> mx.array:
+    """The residual stream `[1, n, hidden]` in what goes from layer to layer.
+
+    It is the first of several values; hyper-connected layers pass `[1, n, streams, hidden]` with the mixture
+    `[1, n, streams]` that the next layer reads them by. The array is an object of its own: models may change
+    theirs in place afterwards.
+    """
+    first = passed[0] if isinstance(passed, tuple) else passed
+    if first.ndim == 4 and isinstance(passed, tuple) and len(passed) > 1:
+        mixed = (passed[1][..., None] * first.astype(mx.float32)).sum(axis=2)
+        first = mixed.astype(first.dtype)
+    out: mx.array = mx.stop_gradient(first)
+    return out

@@ -10,9 +10,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from dspark_tui.engine import rollback
+from dspark_tui.engine.anatomy import examine
 from dspark_tui.engine.kv_bits import KvBits
 from dspark_tui.engine.protocol import ModelInfo
+from dspark_tui.engine.rollback import Snapshot, Undo, problem, snapshot
+from dspark_tui.engine.rollback.parts import arrays_of
 from dspark_tui.engine.taps import Taps
 
 
@@ -40,15 +42,6 @@ class _LastRow:
         module.__class__ = type(base.__name__, (base,), {method: call, "__module__": base.__module__})
 
 
-def _owner(model: nn.Module) -> nn.Module:
-    """The module that owns the embedding and the layers."""
-    for _, module in model.named_modules():
-        if "embed_tokens" in module and "layers" in module:
-            owner: nn.Module = module
-            return owner
-    raise ValueError("its modules are not named as mlx-lm names them (embed_tokens, layers)")
-
-
 class Target:
     """A target with the cache of one sequence. All calls from the thread that made it."""
 
@@ -58,11 +51,10 @@ class Target:
         Raises `ValueError` with words when its structure is not understood or its attention refuses that.
         """
         self.model, self.tokenizer, self.info = model, tokenizer, info
-        inner = _owner(model)
-        self.layers: Sequence[nn.Module] = inner.layers
-        self._embedding: nn.Embedding = inner.embed_tokens
-        heads = [m for path, m in model.named_modules() if path.split(".")[-1] == "lm_head"]
-        self._head: nn.Module | None = heads[0] if heads else None
+        found = examine(model, self._whole_cache())
+        self.layers: Sequence[nn.Module] = found.layers
+        self._embedding: Any = found.embedding
+        self._head = found.head
         self._last_row = (
             _LastRow(self._head, "__call__") if self._head else _LastRow(self._embedding, "as_linear")
         )
@@ -72,10 +64,11 @@ class Target:
         self.kv_bits = kv_bits
         self._quantised = None if kv_bits is None else KvBits(kv_bits, self._whole_cache, self._probe)
         self._cache: list[Any] = self.fresh_cache()
+        self._undo = Undo(found.mixers, self._run_again)
+        self._fault: str | None = None
         self.vocabulary = int(self._embedding.weight.shape[0])
-        self.hidden_size = int(self.embed(mx.array([0])).shape[-1])
-        gemma = type(model).__module__.rpartition(".")[2].startswith("gemma")
-        self.embedding_scale = self.hidden_size**0.5 if gemma else 1.0
+        self.hidden_size = found.hidden_size
+        self.embedding_scale = found.scale
 
     # ------------------------------------------------------------------ tables for drafters
 
@@ -123,48 +116,101 @@ class Target:
 
     def cannot_roll_back(self) -> str | None:
         """Why rejected tokens cannot be taken back on this target, or None when they can."""
-        return rollback.problem(self._cache)
+        return problem(self._cache) or self._fault
+
+    def distrust(self, fault: str) -> None:
+        """Take no drafts from now on; `fault` says why, without a full stop. Plain decoding stays."""
+        self._fault = fault
 
     def forward(self, tokens: mx.array, last_only: bool = False) -> Forward:
         """Run `tokens` `[n]` at positions `length`, ... and add them to the cache. Lazy.
 
-        The caller says with `commit` which tokens they were. `last_only`: logits of the last row only.
+        The caller says with `commit` which tokens they were. `last_only`, for prompts: logits of the last row
+        only, and the rows are kept or taken back all together.
         """
+        count = int(tokens.shape[0])
+        self._undo.before(self._cache, self.length, count, whole=last_only)
+        logits = self._run(tokens, last_only)
+        self._undo.after()
+        self._ahead += count
+        return Forward(logits[-1:] if last_only else logits, self._taps.take())
+
+    def _run(self, tokens: mx.array, last_only: bool) -> mx.array:
         self._last_row.active = last_only
         try:
-            logits = self.model(tokens[None], cache=self._cache)[0]
+            logits: mx.array = self.model(tokens[None], cache=self._cache)[0]
         finally:
             self._last_row.active = False
-        self._ahead += int(tokens.shape[0])
-        return Forward(logits[-1:] if last_only else logits, self._taps.take())
+        return logits
+
+    def _run_again(self, tokens: Sequence[int]) -> None:
+        self._run(mx.array(list(tokens), dtype=mx.uint32), last_only=True)
+        self._taps.take()
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Name the first rows that `forward` added and no `commit` has named yet."""
         self.tokens.extend(tokens)
         self._ahead -= len(tokens)
+        self._undo.settle(len(self.tokens))
 
     def roll_back(self) -> None:
-        """Take every row out of the cache that is not committed; starts over when it cannot be cut."""
-        if self._ahead and self.cannot_roll_back():
-            self.reset()
-        elif self._ahead:
-            rollback.truncate(self._cache, len(self.tokens))
+        """Take every row out of the cache that is not committed; starts over when that state is not to be
+        had, which a block of several rows with its first one committed never meets."""
+        if not self._ahead:
+            return
+        kept = len(self.tokens)
+        if kept and self._undo.cut(self._cache, self.tokens, self.length, kept):
             self._ahead = 0
+        else:
+            self.reset()
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` committed positions; starts over when it cannot be cut."""
-        if length >= len(self.tokens) and not self._ahead:
-            return
-        if length == 0 or self.cannot_roll_back():
+        """Keep the first `length` committed positions; starts over when that state is not to be had (see
+        `snapshot`)."""
+        if not self.try_truncate(length):
             self.reset()
-            return
-        rollback.truncate(self._cache, length)
-        self.tokens, self._ahead = self.tokens[:length], 0
+
+    def try_truncate(self, length: int) -> bool:
+        """Keep the first `length` committed positions; False, with nothing changed but rows that no `commit`
+        has named taken back, when that state is not to be had."""
+        self.roll_back()
+        if length >= len(self.tokens):
+            return True
+        if length <= 0:
+            self.reset()
+            return True
+        if not self._undo.cut(self._cache, self.tokens, self.length, length):
+            return False
+        self.tokens = self.tokens[:length]
+        return True
 
     def reset(self) -> None:
         """Forget the sequence."""
-        self.tokens, self._ahead = [], 0
-        self._cache = self.fresh_cache()
+        self.adopt(self.fresh_cache(), ())
+
+    def snapshot(self) -> Snapshot:
+        """The state now, to come back to with `restore`; computed and safe from whatever comes after.
+
+        Raises `ValueError` while there are rows that no `commit` has named.
+        """
+        if self._ahead:
+            raise ValueError(f"a snapshot needs all rows named; {self._ahead} are not")
+        return snapshot.take(self._cache, self.tokens)
+
+    def can_restore(self, kept: Snapshot) -> bool:
+        """Whether the sequence still begins with the snapshot's tokens."""
+        return kept.begins(self.tokens)
+
+    def restore(self, kept: Snapshot) -> None:
+        """Go back to a snapshot. Raises `ValueError` when `can_restore` says no."""
+        if not self.can_restore(kept):
+            raise ValueError(f"the cache does not begin with the {kept.length} tokens of the snapshot")
+        if kept.length == 0:
+            self.reset()
+            return
+        snapshot.restore(self._cache, kept, self.length)
+        self._undo.clear()
+        self.tokens, self._ahead = self.tokens[: kept.length], 0
 
     @property
     def cache(self) -> list[Any]:
@@ -186,7 +232,8 @@ class Target:
     def adopt(self, cache: list[Any], tokens: Sequence[int]) -> None:
         """Go on from `cache`, of the kinds of `fresh_cache`, which holds exactly `tokens`."""
         self._cache, self.tokens, self._ahead = cache, list(tokens), 0
+        self._undo.adopt(cache)
 
-    def state(self) -> list[Any]:
+    def state(self) -> list[mx.array]:
         """The cache's arrays, to evaluate."""
-        return [layer.state for layer in self._cache]
+        return arrays_of(self._cache)

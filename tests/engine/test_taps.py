@@ -126,7 +126,7 @@ def test_tapping_again_replaces_the_taps(target: Target) -> None:
     assert rows.shape == (len(IDS), 64)
     target.tap(())
     assert target.forward(mx.array(IDS)).rows is None
-    assert not any(hasattr(type(layer), "_tapped_class") for layer in target.layers)
+    assert not any(hasattr(type(layer), "_intercepted_class") for layer in target.layers)
 
 
 def test_two_targets_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -145,11 +145,11 @@ def test_two_targets_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert first.forward(mx.array(IDS)).rows is not None
 
 
-@pytest.mark.parametrize("taps", [(4,), (-1,), (0, 99)])
+@pytest.mark.parametrize("taps", [(4,), (-2,), (0, 99)])
 def test_taps_outside_the_model_are_refused(target: Target, taps: tuple[int, ...]) -> None:
     with pytest.raises(IndexError, match="do not fit a model of 4 layers"):
         target.tap(taps)
-    assert not any(hasattr(type(layer), "_tapped_class") for layer in target.layers)
+    assert not any(hasattr(type(layer), "_intercepted_class") for layer in target.layers)
 
 
 def test_probe_accepts_and_leaves_nothing_behind(target: Target) -> None:
@@ -189,7 +189,7 @@ def test_hook_sees_one_instance_and_can_be_undone() -> None:
     assert type(one) is Doubler
     one(mx.array([1.0]))
     assert len(seen) == 1
-    assert not hasattr(one, "_tap_sink")
+    assert not hasattr(one, "_around")
 
 
 def test_hooking_twice_is_refused() -> None:
