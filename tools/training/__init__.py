@@ -1,0 +1,1 @@
+"""Training of drafters: a target's own dialogues, losses over random anchors, the published schema."""
