@@ -1,4 +1,5 @@
-"""A session's sequence on disk and back: tokens, the target's cache, and the tap rows for drafters."""
+"""A session's sequence on disk and back: tokens, the target's cache, its snapshots, and the tap rows for
+drafters."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import mlx_lm
 
 from dspark_tui.engine import kv_state
 from dspark_tui.engine.kv_store import CannotKeep, ContextStore, Key, NothingKept, model_hash, text_hash
+from dspark_tui.engine.rollback import Snapshot
 from dspark_tui.engine.session import Session
 from dspark_tui.engine.target import Target
 
@@ -34,7 +36,12 @@ def save(session: Session, store: ContextStore, chat: str) -> tuple[int, int]:
     if not target.tokens:
         raise CannotKeep("There is no context to save: nothing has been computed since the model was loaded.")
     try:
-        arrays, plain = kv_state.dump(target.cache)
+        arrays, plain = kv_state.dump_cache(target.cache)
+        kept = _first_and_newest(session)
+        for number, snapshot in enumerate(kept):
+            more, others = kv_state.dump_snapshot(snapshot, f"snapshot{number}")
+            arrays.update(more)
+            plain.update(others)
         key = key_of(target)
     except (kv_state.WrongState, OSError) as error:
         raise CannotKeep(f"The context could not be saved: {error}.") from error
@@ -45,6 +52,7 @@ def save(session: Session, store: ContextStore, chat: str) -> tuple[int, int]:
     facts: dict[str, Any] = {
         "kinds": kv_state.kinds(target.cache),
         "plain": plain,
+        "snapshots": [snapshot.length for snapshot in kept],
         "taps": list(target.taps),
         "rows_from": start,
     }
@@ -68,7 +76,11 @@ def restore(session: Session, store: ContextStore, chat: str) -> int:
         tokens = _tokens(target, arrays)
         if facts["kinds"] != kv_state.kinds(cache):
             raise kv_state.WrongState("it is of a model with other layers")
-        kv_state.fill(cache, arrays, facts["plain"])
+        named = arrays, facts["plain"]
+        kv_state.fill_cache(cache, named)
+        size, kept = len(facts["kinds"]), []
+        for number, length in enumerate(facts["snapshots"]):
+            kept.append(kv_state.fill_snapshot(tokens[:length], size, named, f"snapshot{number}"))
         rows, start, taps = arrays.get("rows"), int(facts["rows_from"]), tuple(facts["taps"])
     except kv_state.WrongState as error:
         raise NothingKept(f"the saved context cannot be used: {error}") from error
@@ -76,12 +88,20 @@ def restore(session: Session, store: ContextStore, chat: str) -> int:
         raise NothingKept("the saved context is damaged or of another program") from error
     session.reset()
     target.adopt(cache, tokens)
+    session.snapshots.put(kept)
     session.rows.reset(len(tokens))
     # Rows of other taps say nothing to today's drafters: these then start with the next token.
     if rows is not None and taps == target.taps and start + rows.shape[0] == len(tokens):
         session.rows.reset(start)
         session.rows.append(rows)
     return len(tokens)
+
+
+def _first_and_newest(session: Session) -> list[Snapshot]:
+    """The two that a next turn and a new chat come back to."""
+    session.snapshots.keep_to(session.target.tokens)
+    kept = session.snapshots.kept
+    return kept[:1] + kept[1:][-1:]
 
 
 def _tokens(target: Target, arrays: dict[str, mx.array]) -> list[int]:

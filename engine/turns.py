@@ -9,34 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from dspark_tui.engine.protocol import Message
+from dspark_tui.engine.rollback import Snapshot
+
 MAX_SNAPSHOTS = 8
 MAX_BYTES = 1 << 30
 """Of all snapshots together; the first and the newest are kept even so."""
 WORTH = 64
 """A boundary inside a prompt is worth a stop when so many tokens lie before it."""
 
-Turn = dict[str, str]
-"""`role` and `content`, as chat templates take them."""
-Render = Callable[[list[Turn]], Sequence[int]]
+Render = Callable[[Sequence[Message]], Sequence[int]]
 """Token ids of a conversation, generation prompt included. May raise anything: templates are programs."""
-
-
-class Snapshot(Protocol):
-    """A target's state after `length` positions (see `target.snapshot`)."""
-
-    @property
-    def length(self) -> int:
-        """Number of positions."""
-        ...
-
-    @property
-    def bytes(self) -> int:
-        """Memory that it holds beyond the cache's own."""
-        ...
-
-    def begins(self, tokens: Sequence[int]) -> bool:
-        """Whether `tokens` start with those of the snapshot."""
-        ...
 
 
 class Target(Protocol):
@@ -66,7 +49,7 @@ def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
 # ---------------------------------------------------------------------------- where prompts will agree
 
 
-def boundaries(render: Render, messages: Sequence[Turn], prompt: Sequence[int]) -> list[int]:
+def boundaries(render: Render, messages: Sequence[Message], prompt: Sequence[int]) -> list[int]:
     """Positions in `prompt` (the rendering of `messages`) up to which later prompts will be the same: when
     the last message is another one (an edit, or a new chat after the same system prompt), and when an answer
     and a next message follow. Ascending, from 1 to `len(prompt) - 1`.
@@ -76,12 +59,14 @@ def boundaries(render: Render, messages: Sequence[Turn], prompt: Sequence[int]) 
     message and the end of the prompt have to do.
     """
     turns = list(messages)
-    answered = _agreed(render, prompt, [[*turns, _turn("assistant", w), _turn("user", w)] for w in _WORDS])
+    answered = _agreed(
+        render, prompt, [[*turns, Message("assistant", w), Message("user", w)] for w in _WORDS]
+    )
     if answered is None:
         answered = len(prompt)
     edited = None
-    if turns and turns[-1]["role"] == "user":
-        edited = _agreed(render, prompt, [[*turns[:-1], _turn("user", word)] for word in _WORDS])
+    if turns and turns[-1].role == "user":
+        edited = _agreed(render, prompt, [[*turns[:-1], Message("user", word)] for word in _WORDS])
     last = len(prompt) - 1
     return sorted({min(at, last) for at in (edited, answered) if at is not None and min(at, last) > 0})
 
@@ -102,11 +87,7 @@ _WORDS = ("a", "1")
 """Two, since a real message may begin as one of them does."""
 
 
-def _turn(role: str, content: str) -> Turn:
-    return {"role": role, "content": content}
-
-
-def _agreed(render: Render, prompt: Sequence[int], others: list[list[Turn]]) -> int | None:
+def _agreed(render: Render, prompt: Sequence[int], others: list[list[Message]]) -> int | None:
     """What `prompt` shares with every one of the other conversations, or None when none can be rendered."""
     shared = None
     for other in others:
@@ -160,3 +141,7 @@ class Snapshots:
     def clear(self) -> None:
         """Forget all."""
         self.kept = []
+
+    def put(self, kept: Sequence[Snapshot]) -> None:
+        """Have these, shortest first, instead of the present ones."""
+        self.kept = list(kept)

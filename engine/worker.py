@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 from dspark_tui.engine.blas import use_fast_blas
@@ -42,6 +42,7 @@ from dspark_tui.engine.protocol import (  # noqa: E402
     ListModels,
     Load,
     Loaded,
+    Message,
     Models,
     Prefill,
     Progress,
@@ -61,6 +62,7 @@ from dspark_tui.engine.reply import Reply  # noqa: E402
 from dspark_tui.engine.sampling import Sampler  # noqa: E402
 from dspark_tui.engine.session import Session, UnknownDrafter  # noqa: E402
 from dspark_tui.engine.switching import LoadStep, Switching, SwitchStep  # noqa: E402
+from dspark_tui.engine.turns import boundaries  # noqa: E402
 
 METRICS_EVERY = 0.1
 """Seconds between two `Rounds` events, at least."""
@@ -207,7 +209,14 @@ class MlxBackend:
         limit = room if command.max_tokens is None else min(room, command.max_tokens)
         ends = frozenset(tokenizer.eos_token_ids)
         text = AnswerText(tokenizer, command.stop, template.markup, rendered.thinking)
-        return Reply(prompt, limit, ends, text)
+        reply = Reply(prompt, limit, ends, text)
+        if session.needs_snapshots:
+
+            def render(messages: Sequence[Message]) -> list[int]:
+                return template.render(messages, command.thinking, command.effort).tokens
+
+            reply.boundaries = boundaries(render, command.messages, prompt)
+        return reply
 
 
 class _Teller:
@@ -264,6 +273,7 @@ class _Teller:
                 elapsed=self.reply.decode_seconds,
                 memory_bytes=mx.get_active_memory(),
                 peak_bytes=mx.get_peak_memory(),
+                context_rows_bytes=self.session.rows.bytes,
             )
         )
 

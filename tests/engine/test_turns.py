@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dspark_tui.engine.protocol import Message
 from dspark_tui.engine.turns import (
     WORTH,
     Snapshots,
-    Turn,
     boundaries,
     chunk_end,
     shared_length,
@@ -43,44 +43,44 @@ def letters(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-def plain(turns: Sequence[Turn]) -> str:
-    return "".join(f"<{t['role'][0]}>{t['content']}</>" for t in turns) + "<a>"
+def plain(turns: Sequence[Message]) -> str:
+    return "".join(f"<{t.role[0]}>{t.content}</>" for t in turns) + "<a>"
 
 
-def with_default_system(turns: Sequence[Turn]) -> str:
-    return ("" if turns[0]["role"] == "system" else "<s>Be kind.</>") + plain(turns)
+def with_default_system(turns: Sequence[Message]) -> str:
+    return ("" if turns[0].role == "system" else "<s>Be kind.</>") + plain(turns)
 
 
-def thinking_off(turns: Sequence[Turn]) -> str:
+def thinking_off(turns: Sequence[Message]) -> str:
     """As Qwen3 with thinking switched off: an empty thought is opened, and not rendered in old turns."""
     return plain(turns) + "<think></think>"
 
 
-def stripped(turns: Sequence[Turn]) -> str:
+def stripped(turns: Sequence[Message]) -> str:
     """Old answers lose their thoughts; the prompt ends with a plain `<a>`."""
-    return plain([{**t, "content": t["content"].rpartition("</think>")[2]} for t in turns])
+    return plain([Message(t.role, t.content.rpartition("</think>")[2]) for t in turns])
 
 
-def strict(turns: Sequence[Turn]) -> str:
+def strict(turns: Sequence[Message]) -> str:
     if len(turns) % 2 == 0:
         raise ValueError("roles must alternate")
     return plain(turns)
 
 
-def ask(content: str, *before: str) -> list[Turn]:
+def ask(content: str, *before: str) -> list[Message]:
     roles = ["user", "assistant"] * len(before)
-    turns = [{"role": role, "content": text} for role, text in zip(roles, before, strict=False)]
-    return [*turns, {"role": "user", "content": content}]
+    turns = [Message(role, text) for role, text in zip(roles, before, strict=False)]  # type: ignore[arg-type]
+    return [*turns, Message("user", content)]
 
 
-def found(template: Callable[[Sequence[Turn]], str], turns: list[Turn]) -> list[str]:
+def found(template: Callable[[Sequence[Message]], str], turns: list[Message]) -> list[str]:
     """The parts of the prompt before each boundary."""
     prompt = template(turns)
     return [prompt[:at] for at in boundaries(lambda t: letters(template(t)), turns, letters(prompt))]
 
 
 @pytest.mark.parametrize("template", [plain, stripped, strict])
-def test_a_plain_template_agrees_up_to_its_last_token(template: Callable[[Sequence[Turn]], str]) -> None:
+def test_a_plain_template_agrees_up_to_its_last_token(template: Callable[[Sequence[Message]], str]) -> None:
     assert found(template, ask("hello")) == ["<u>", "<u>hello</><a"]
     assert found(template, ask("more", "hello", "yes")) == [
         "<u>hello</><a>yes</><u>",
@@ -90,7 +90,7 @@ def test_a_plain_template_agrees_up_to_its_last_token(template: Callable[[Sequen
 
 def test_a_default_system_prompt_is_seen() -> None:
     assert found(with_default_system, ask("hello"))[0] == "<s>Be kind.</><u>"
-    turns = [{"role": "system", "content": "Be brief."}, *ask("hello")]
+    turns = [Message("system", "Be brief."), *ask("hello")]
     assert found(with_default_system, turns)[0] == "<s>Be brief.</><u>"
 
 
@@ -108,7 +108,7 @@ def test_a_message_that_begins_as_the_probe_does(content: str) -> None:
 def test_a_template_that_raises_on_a_next_turn() -> None:
     """It renders the conversation itself only: the prompt's end has to do."""
 
-    def once(turns: Sequence[Turn]) -> str:
+    def once(turns: Sequence[Message]) -> str:
         if len(turns) > 1:
             raise RuntimeError("one message only")
         return plain(turns)
@@ -120,7 +120,7 @@ def test_a_template_that_raises_always_but_once() -> None:
     turns = ask("hello")
     prompt = letters(plain(turns))
 
-    def broken(_: list[Turn]) -> list[int]:
+    def broken(_: Sequence[Message]) -> list[int]:
         raise KeyError("content")
 
     assert boundaries(broken, turns, prompt) == [len(prompt) - 1]
@@ -128,12 +128,12 @@ def test_a_template_that_raises_always_but_once() -> None:
 
 def test_a_template_that_forgets_old_turns() -> None:
     """Nothing of this prompt comes again after an answer: only an edit can keep its beginning."""
-    assert found(lambda turns: f"{turns[-1]['content']}!<a>", ask("hello")) == []
+    assert found(lambda turns: f"{turns[-1].content}!<a>", ask("hello")) == []
 
 
 def test_a_conversation_that_ends_with_an_answer() -> None:
     """Continuing an answer: there is no last question to edit."""
-    turns = [*ask("hello"), {"role": "assistant", "content": "I"}]
+    turns = [*ask("hello"), Message("assistant", "I")]
     assert found(plain, turns) == ["<u>hello</><a>I</><a"]
 
 
