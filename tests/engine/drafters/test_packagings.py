@@ -1,0 +1,111 @@
+"""Every published packaging, on tiny twins: read as what it is, loaded, and drafting."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from numpy_drafters import NumpyTables
+from twins import DRAFT_VOCAB, HIDDEN, OFFSETS, TARGET, TWINS, VOCAB, Twin, write_twin
+
+from dspark_tui.engine.drafters import checkpoint
+from dspark_tui.engine.drafters.modules import build
+from dspark_tui.engine.protocol import Sampling
+from dspark_tui.engine.sampling import Sampler
+
+
+@pytest.fixture(params=sorted(TWINS))
+def twin(request: pytest.FixtureRequest) -> Twin:
+    return TWINS[request.param]
+
+
+def test_it_is_read_as_what_it_is(twin: Twin, tmp_path: Path) -> None:
+    write_twin(tmp_path, twin)
+    found = checkpoint.inspect(tmp_path)
+    assert (found.method, found.packaging) == (twin.method, twin.packaging)
+    assert found.config == twin.backbone
+    assert found.head == twin.head
+    assert found.drafts == twin.backbone.block_size - twin.head.first_row
+    assert (found.target_layers, found.scaled_by_target) == (twin.target_layers, twin.scaled_by_target)
+    assert found.notes == ()
+    layers = twin.target_layers or TARGET
+    assert checkpoint.misfit(found, NumpyTables(VOCAB, HIDDEN), layers) is None
+
+
+def test_its_modules_are_its_tensors(twin: Twin, tmp_path: Path) -> None:
+    """Names and shapes of the modules are those of the stored tensors, no more and no fewer."""
+    write_twin(tmp_path, twin)
+    found = checkpoint.inspect(tmp_path)
+    made = {
+        name: tuple(value.shape) for name, value in tree_flatten(build(found.config, found.head).parameters())
+    }
+    aside = ("verifier_", "d2t", "t2d")
+    stored = {name: t.shape for name, t in found.tensors.items() if not name.startswith(aside)}
+    assert made == stored
+
+
+def test_it_loads_and_drafts(twin: Twin, tmp_path: Path) -> None:
+    stored = write_twin(tmp_path, twin)
+    found = checkpoint.inspect(tmp_path)
+    tables = NumpyTables(VOCAB, HIDDEN, embedding_scale=3.0)
+    drafter = checkpoint.load(found, "it", tables)
+    assert (drafter.name, drafter.method, drafter.drafts) == ("it", twin.method, found.drafts)
+    assert drafter.taps == twin.backbone.taps
+    scale = 3.0 if twin.scaled_by_target else twin.backbone.embedding_scale
+    assert drafter.config.embedding_scale == scale
+    # Every weight arrived under its place, unchanged.
+    held = dict(tree_flatten(drafter.model.parameters()))
+    for name, tensor in found.tensors.items():
+        if name in held:
+            np.testing.assert_array_equal(np.array(held[name]), stored[tensor.name], err_msg=name)
+    assert sum(math.prod(v.shape) for v in held.values()) * 4 == checkpoint.memory_bytes(found, tables)
+    rows = mx.random.normal((6, len(drafter.taps) * HIDDEN), key=mx.random.key(1))
+    drafter.extend(rows, 0)
+    proposal = drafter.propose(3, 99, Sampler(Sampling(), 0))
+    tokens = proposal.tokens.tolist()
+    assert len(tokens) == found.drafts
+    assert proposal.finite is not None
+    assert proposal.finite.item() is True
+    if twin.head.draft_vocabulary is not None:
+        reachable = {j + offset for j, offset in enumerate(OFFSETS)}
+        assert len(reachable) == DRAFT_VOCAB
+        assert set(tokens) <= reachable
+
+
+def test_shards_with_an_index(tmp_path: Path) -> None:
+    twin = TWINS["deepspec vanilla"]
+    write_twin(tmp_path, twin)
+    whole = dict(mx.load(str(tmp_path / "model.safetensors")))
+    mx.eval(whole)
+    (tmp_path / "model.safetensors").unlink()
+    names, index = sorted(whole), {}
+    for number, part in enumerate((names[::2], names[1::2])):
+        file = f"model-{number + 1:05}-of-00002.safetensors"
+        mx.save_safetensors(str(tmp_path / file), {name: whole[name] for name in part})
+        index |= dict.fromkeys(part, file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    # A file that the index does not name is not part of the checkpoint.
+    mx.save_safetensors(str(tmp_path / "optimizer.safetensors"), {"fc.weight": mx.zeros((3, 3))})
+    found = checkpoint.inspect(tmp_path)
+    assert found.config == twin.backbone
+    drafter = checkpoint.load(found, "it", NumpyTables(VOCAB, HIDDEN))
+    assert mx.array_equal(drafter.model.fc.weight, whole["fc.weight"])
+
+
+def test_extra_tensors_are_left_aside_and_named(tmp_path: Path) -> None:
+    twin = TWINS["dflash"]
+    extra = {
+        "rotary_emb.inv_freq": (12,),
+        "layers.0.self_attn.rotary_emb.inv_freq": (12,),
+        "value_head.w": (3,),
+    }
+    extra |= {"embed_tokens.weight": (VOCAB, HIDDEN), "t2d": (VOCAB,)}
+    write_twin(tmp_path, Twin(**{**twin.__dict__, "shapes": twin.shapes | extra}))
+    found = checkpoint.inspect(tmp_path)
+    assert found.notes == (f"{tmp_path.name} holds tensors that are not used: value_head.w.",)
+    checkpoint.load(found, "it", NumpyTables(VOCAB, HIDDEN))
