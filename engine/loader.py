@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import mlx.core as mx
+import mlx_lm
 from mlx_lm.utils import load_model, load_tokenizer
 
+from dspark_tui.engine.chat_template import chat_template
 from dspark_tui.engine.drafters import checkpoint, quantise
 from dspark_tui.engine.drafters.base import Drafter
 from dspark_tui.engine.drafters.checkpoint import Checkpoint, CheckpointError
+from dspark_tui.engine.end_tokens import end_tokens
 from dspark_tui.engine.models.errors import ModelError
 from dspark_tui.engine.models.folder import read_config
 from dspark_tui.engine.models.folder import weight_bytes as stored_bytes
@@ -19,6 +23,7 @@ from dspark_tui.engine.models.pairs import KnownDrafter, known_drafters
 from dspark_tui.engine.models.resolve import ResolvedModel
 from dspark_tui.engine.paths import expanded
 from dspark_tui.engine.precision import on_cpu, to_float32, weight_bytes
+from dspark_tui.engine.probe import probe
 from dspark_tui.engine.protocol import DrafterInfo, Method, ModelInfo, Stage
 from dspark_tui.engine.session import Candidate, Session, no_such_drafter
 from dspark_tui.engine.target import Target
@@ -45,7 +50,8 @@ def load_target(
             to_float32(module)
         else:
             mx.eval(module.parameters())
-        tokenizer = load_tokenizer(model.path, eos_token_ids=_ends(config))
+        tokenizer = load_tokenizer(model.path, eos_token_ids=end_tokens(model.path))
+        template = chat_template(tokenizer)
         info = ModelInfo(
             name=model.name,
             path=str(model.path),
@@ -53,18 +59,27 @@ def load_target(
             precision=f"float32 (from {stored})" if on_cpu() and stored != "float32" else stored,
             context=_context(config),
             weight_bytes=weight_bytes(module),
+            thinks=template.thinks,
+            efforts=template.efforts,
         )
         target = Target(module, tokenizer, info, kv_bits)
     except Exception as error:  # mlx-lm, tokenizers and broken files raise anything at all
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ModelError(f"{model.name} could not be loaded: {reason}") from error
+        raise ModelError(_why_not(model, error)) from error
     report("read", total, total, "bytes")
     return target, config
 
 
-def _ends(config: dict[str, Any]) -> list[int] | None:
-    ends = config.get("eos_token_id")
-    return [ends] if isinstance(ends, int) else ends
+def _why_not(model: ResolvedModel, error: Exception) -> str:
+    """The sentence for whatever went wrong while a target was loaded."""
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    if re.fullmatch(r"Model type \S+ not supported\.", reason):
+        # Also when the architecture is known and a module that it imports is missing: as mlx-lm tells it.
+        kind = read_config(model.path).get("model_type")
+        return (
+            f"{model.name} could not be loaded: mlx-lm {mlx_lm.__version__} does not know the architecture "
+            f"{kind}; choose another model."
+        )
+    return f"{model.name} could not be loaded: {reason}"
 
 
 def _context(config: dict[str, Any]) -> int:
@@ -129,8 +144,8 @@ def make_session(
     """
     known, wanted = _known(config, wanted)
     precision = (drafter_bits, table_bits(config))
-    session = Session(target, [_candidate(drafter, target, precision) for drafter in known])
     probe(target)
+    session = Session(target, [_candidate(drafter, target, precision) for drafter in known])
     if wanted is not None:
         return session, session.find(wanted)
     usable = [c.info.name for c in session.candidates.values() if c.info.usable]
@@ -184,31 +199,3 @@ def _refuse(reason: str) -> Callable[[], Drafter]:
         raise CheckpointError(reason)
 
     return refuse
-
-
-def probe(target: Target) -> None:
-    """One tiny forward: it warms the kernels up and proves that logits and taps have the shapes that the
-    loop relies on, and that the weights give numbers at all. Raises ModelError when they do not."""
-    ids = mx.zeros((2,), dtype=mx.uint32)
-    try:
-        full, last = target.forward(ids), target.forward(ids, last_only=True)
-        broken = mx.isnan(full.logits).any()
-        mx.eval(broken, full.logits, last.logits, [f.rows for f in (full, last) if f.rows is not None])
-    finally:
-        target.reset()
-    width = len(target.taps) * target.hidden_size
-    seen: Sequence[Any] = (
-        full.logits.shape,
-        last.logits.shape,
-        full.rows.shape if full.rows is not None else (2, 0),
-    )
-    if seen[0] != (2, target.vocabulary) or seen[1] != (1, target.vocabulary) or seen[2] != (2, width):
-        raise ModelError(
-            f"{target.info.name} cannot be used: its forward gives logits of shape {seen[0]} and taps of "
-            f"shape {seen[2]}, {(2, target.vocabulary)} and {(2, width)} were expected."
-        )
-    if broken.item():
-        raise ModelError(
-            f"{target.info.name} cannot be used: its weights give no numbers (NaN), so they are damaged; "
-            "fetch the model again."
-        )

@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 from tiny import load_tiny, tiny_llama
 
-from dspark_tui.engine.loader import probe
+from dspark_tui.engine.probe import probe
 from dspark_tui.engine.taps import Taps, hook
 from dspark_tui.engine.target import Target
 
