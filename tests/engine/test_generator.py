@@ -22,14 +22,13 @@ from tiny_pair import (
     plain_greedy,
 )
 
-from dspark_tui.engine import generator
 from dspark_tui.engine.answer_text import AnswerText
 from dspark_tui.engine.drafters.base import Proposal
 from dspark_tui.engine.generator import PrefillStep, RoundStep, SwitchStep, generate
 from dspark_tui.engine.protocol import Method, Sampling, SwitchDrafter
 from dspark_tui.engine.reply import Reply
 from dspark_tui.engine.sampling import Sampler
-from dspark_tui.engine.session import Session
+from dspark_tui.engine.session import CHUNK_CPU, Session
 from dspark_tui.engine.target import Target
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -130,7 +129,9 @@ def test_prompts_around_the_chunk_size(length: int) -> None:
         done = [step.done for step in steps if isinstance(step, PrefillStep)]
         assert done[0] == 0
         assert done[-1] == length
-        assert all(b - a <= generator.CHUNK_CPU for a, b in itertools.pairwise(done))
+        sizes = [b - a for a, b in itertools.pairwise(done)]
+        assert sizes[0] == min(length, CHUNK_CPU)
+        assert all(b <= 2 * a for a, b in itertools.pairwise(sizes))
 
 
 # ---------------------------------------------------------------------- ends
@@ -192,13 +193,16 @@ def test_a_stop_is_heard_at_the_next_round() -> None:
 
 
 def test_a_stop_is_heard_at_the_next_prefill_chunk() -> None:
-    prompt = [1] * (generator.CHUNK_CPU * 3)
+    prompt = [1] * (CHUNK_CPU * 4)
     session = fresh()
     reply, steps = answer(session, prompt=prompt, commands=StopAfter(2))
     assert reply.reason == "stopped"
     assert reply.tokens == []
-    assert steps[-1] == PrefillStep(2 * generator.CHUNK_CPU)
-    assert session.target.tokens == prompt[: 2 * generator.CHUNK_CPU]
+    done = [step.done for step in steps if isinstance(step, PrefillStep)]
+    assert done[:2] == [0, CHUNK_CPU]
+    assert len(done) == 3
+    assert session.target.tokens == prompt[: done[-1]]
+    assert done[-1] < len(prompt)
 
 
 def test_a_reader_that_goes_away_leaves_a_clean_cache() -> None:
