@@ -30,10 +30,11 @@ def counted(cache: Sequence[Any]) -> list[np.ndarray]:
             found.append(np.array(layer.offset))
             if layer.keys is None or layer.offset == 0:
                 continue
-            skip = layer.start_position if isinstance(layer, ChunkedKVCache) else 0
+            # What lies further back than a chunk is dropped before the next token.
+            reach = min(layer.offset, layer.chunk_size) if isinstance(layer, ChunkedKVCache) else layer.offset
             for part in layer.keys_and_values():
                 pieces = part if isinstance(part, tuple | list) else (part,)
-                found += [np.array(piece)[..., : layer.offset - skip, :] for piece in pieces]
+                found += [np.array(piece)[..., -reach:, :] for piece in pieces]
         else:
             fields = {name: value for name, value in vars(layer).items() if value is not None}
             found += [np.array(fields[name]) for name in sorted(fields)]

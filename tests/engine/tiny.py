@@ -342,9 +342,18 @@ def _draw(name: str, shape: tuple[int, ...], random: np.random.Generator) -> np.
     return noise * (gain / shape[-1] ** 0.5)
 
 
-def build_target(name: str, vocabulary: int = 64, seed: int = 0, tokenizer: Any = None) -> Target:
-    """The family `name` of `TARGETS` in memory: random float32 weights whose logits lie well apart."""
-    config = _with_vocabulary(TARGETS[name], vocabulary)
+def build_target(
+    name: str,
+    vocabulary: int = 64,
+    seed: int = 0,
+    tokenizer: Any = None,
+    *,
+    config: dict[str, Any] | None = None,
+    kv_bits: int | None = None,
+) -> Target:
+    """The family `name` of `TARGETS` in memory: random float32 weights whose logits lie well apart. `config`
+    stands in for the one in the table."""
+    config = _with_vocabulary(config or TARGETS[name], vocabulary)
     classes = _get_classes(config)
     model = classes[0](classes[1].from_dict(config))
     if name == "gemma3":
@@ -363,4 +372,5 @@ def build_target(name: str, vocabulary: int = 64, seed: int = 0, tokenizer: Any 
     model.update(tree_unflatten(fresh))
     mx.eval(model.parameters())
     tokenizer = tokenizer or SimpleNamespace(eos_token_ids=set(), has_chat_template=True)
-    return Target(model, tokenizer, ModelInfo(name, "", str(config["model_type"]), "float32", 4096, 0))
+    info = ModelInfo(name, "", str(config["model_type"]), "float32", 4096, 0)
+    return Target(model, tokenizer, info, kv_bits)
