@@ -38,8 +38,14 @@ class CostCurve:
         """Whether anything is known."""
         return bool(self._widths)
 
+    def knows(self, width: int) -> bool:
+        """Whether a step of so many rows was measured."""
+        return width in self._widths
+
     def observe(self, width: int, depth: int, seconds: float) -> None:
         """Take in one measured step."""
+        if seconds <= 0.0:
+            return
         bucket = _bucket(depth)
         factor = self._factor(bucket)
         if width not in self._widths:

@@ -29,7 +29,8 @@ _SOON, _SURE = 3, 8
 """Rounds after which a forecast may park a drafter, and after which its measured speed may."""
 
 _EXPLORE_EVERY = 16
-"""Rounds between two that draft the whole block, so that later positions are not forgotten."""
+"""Rounds between two that draft the whole block, so that later positions are not forgotten, or a block whose
+cost is not known yet."""
 
 _LEAST_WAIT = 8
 """Tokens between two probes, at least."""
@@ -124,7 +125,7 @@ class Pilot:
             return PLAIN
         for arm in arms:
             if arm is not best.arm and (arm.rounds < _SOON or self._tokens >= arm.due):
-                return Choice(arm, min(arm.drafter.drafts, most), rival=speed)
+                return Choice(arm, self._plan(arm, most, depth)[0].k, rival=speed)
         return best
 
     def whole(self, most: int, anchor: int) -> Choice:
@@ -178,7 +179,8 @@ class Pilot:
         if arm.rounds >= _SURE and arm.speed is not None:
             speed = arm.speed
         if arm.rounds % _EXPLORE_EVERY == _EXPLORE_EVERY - 1:
-            return Choice(arm, whole), speed
+            unknown = [j for j in (k + 1, k - 1) if 1 <= j <= whole and not self.costs.knows(j + 1)]
+            return Choice(arm, unknown[0] if unknown else whole), speed
         if arm.confident and cost(whole) > _STEEP * cost(1):
             return Choice(arm, whole, weigh=True), speed
         return Choice(arm, k), speed
