@@ -42,7 +42,7 @@ def target(tmp_path: Path) -> Target:
 
 def load(folder: Path, method: Method, target: Target, bits: int | None) -> BlockDrafter:
     write_drafter(folder, method, Shape(vocabulary=64), bits=bits)
-    return checkpoint.load(checkpoint.inspect(folder), method, target)
+    return checkpoint.load(checkpoint.inspect(folder), method, target, bits=0)
 
 
 @pytest.mark.usefixtures("gpu")

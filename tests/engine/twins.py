@@ -624,3 +624,20 @@ def write_twin(folder: Path, twin: Twin, seed: int = 0, **config: Any) -> dict[s
     )
     (folder / "config.json").write_text(json.dumps(twin.config | config))
     return weights
+
+
+def engine_names(weights: dict[str, Any]) -> dict[str, Any]:
+    """The weights by the names that published drafters without a prefix use."""
+    older = {
+        "model.": "",
+        "logit_head.": "",
+        "encoder.fc": "fc",
+        "encoder.output_norm_enc": "hidden_norm",
+        "midlayer.": "layers.0.",
+    }
+    named = {}
+    for name, value in weights.items():
+        start = next((start for start in older if name.startswith(start)), "")
+        fresh = older.get(start, "") + name[len(start) :]
+        named[f"{fresh}.weight" if fresh.endswith("codebook") else fresh] = value
+    return named

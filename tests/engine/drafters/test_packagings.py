@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from numpy_drafters import NumpyTables
-from twins import DRAFT_VOCAB, HIDDEN, OFFSETS, TARGET, TWINS, VOCAB, Twin, write_twin
+from numpy_reference import Reference
+from twins import HIDDEN, TARGET, TWINS, VOCAB, Twin, engine_names, write_twin
 
 from dspark_tui.engine.drafters import checkpoint
 from dspark_tui.engine.drafters.modules import build
@@ -49,7 +51,7 @@ def test_its_modules_are_its_tensors(twin: Twin, tmp_path: Path) -> None:
     assert made == stored
 
 
-def test_it_loads_and_drafts(twin: Twin, tmp_path: Path) -> None:
+def test_its_weights_arrive_under_their_places(twin: Twin, tmp_path: Path) -> None:
     stored = write_twin(tmp_path, twin)
     found = checkpoint.inspect(tmp_path)
     tables = NumpyTables(VOCAB, HIDDEN, embedding_scale=3.0)
@@ -64,17 +66,35 @@ def test_it_loads_and_drafts(twin: Twin, tmp_path: Path) -> None:
         if name in held:
             np.testing.assert_array_equal(np.array(held[name]), stored[tensor.name], err_msg=name)
     assert sum(math.prod(v.shape) for v in held.values()) * 4 == checkpoint.memory_bytes(found, tables)
-    rows = mx.random.normal((6, len(drafter.taps) * HIDDEN), key=mx.random.key(1))
-    drafter.extend(rows, 0)
-    proposal = drafter.propose(3, 99, Sampler(Sampling(), 0))
-    tokens = proposal.tokens.tolist()
-    assert len(tokens) == found.drafts
-    assert proposal.finite is not None
-    assert proposal.finite.item() is True
-    if twin.head.draft_vocabulary is not None:
-        reachable = {j + offset for j, offset in enumerate(OFFSETS)}
-        assert len(reachable) == DRAFT_VOCAB
-        assert set(tokens) <= reachable
+
+
+@pytest.mark.parametrize("table_bits", [16, 4])
+def test_it_drafts_as_the_formulas_say(twin: Twin, tmp_path: Path, table_bits: int) -> None:
+    """From the files to the proposal. The target's tables serve if precise, else its own."""
+    weights = engine_names(write_twin(tmp_path, twin))
+    tables = NumpyTables(VOCAB, HIDDEN, embedding_scale=3.0)
+    drafter = checkpoint.load(checkpoint.inspect(tmp_path), "it", tables, table_bits=table_bits)
+    config, head = twin.backbone, twin.head
+    if twin.scaled_by_target:
+        config = replace(config, embedding_scale=3.0)
+    if table_bits == 16:
+        reduced = head.draft_vocabulary is not None
+        head = replace(head, own_embedding=False, own_head=reduced)
+    reference = Reference(config, head, weights, tables, twin.integers.get("d2t"))
+    rows = np.random.default_rng(2).standard_normal((31, len(config.taps) * HIDDEN), dtype=np.float32)
+    for length in (6, 31):
+        drafter.reset()
+        drafter.extend(mx.array(rows[:length]), 0)
+        proposal = drafter.propose(3, 99, Sampler(Sampling(), 0))
+        hidden = reference.hidden(rows[:length], 3)
+        drafts = reference.greedy(hidden, 3)
+        assert proposal.tokens.tolist() == drafts
+        assert len(drafts) == drafter.drafts
+        if head.confidence is None:
+            assert proposal.confidence is None
+            continue
+        wanted = [reference.confidence(hidden, at, before) for at, before in enumerate([3, *drafts[:-1]])]
+        np.testing.assert_allclose(np.array(proposal.confidence), wanted, atol=1e-4)
 
 
 def test_shards_with_an_index(tmp_path: Path) -> None:
