@@ -333,7 +333,7 @@ class _Loop:
 
     def _remember(self, rows: mx.array | None) -> None:
         if rows is not None:
-            self.session.rows.append(rows)
+            self.session.remember(rows)
 
 
 def _words(error: Exception) -> str:

@@ -124,7 +124,9 @@ class Pilot:
         if best.arm is not None and speed < _CLOSE * plain and self._rounds % _LOOK_BACK == _LOOK_BACK - 1:
             return PLAIN
         for arm in arms:
-            if arm is not best.arm and (arm.rounds < _SOON or self._tokens >= arm.due):
+            # A single drafter that only yields to a long match is known well enough.
+            known = not self.auto and arm in self.arms and self.state == "active"
+            if arm is not best.arm and not known and (arm.rounds < _SOON or self._tokens >= arm.due):
                 return Choice(arm, self._plan(arm, most, depth)[0].k, rival=speed)
         return best
 

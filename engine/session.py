@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import mlx.core as mx
 import msgspec
 from mlx_lm.models.cache import ConcatenateKVCache, KVCache, QuantizedKVCache
 
@@ -234,6 +235,13 @@ class Session:
         for drafter in self._resident.values():
             drafter.truncate(kept)
         return kept
+
+    def remember(self, rows: mx.array) -> None:
+        """Keep the tap rows `[n, taps * hidden]` of the next committed positions."""
+        if rows.shape[-1] == len(self.target.taps) * self.target.hidden_size:
+            self.rows.append(rows)
+        else:  # of a step that was on its way when other layers were tapped
+            self.rows.reset(self.rows.length + rows.shape[0])
 
     def catch_up(self, drafter: Drafter | None = None) -> None:
         """Give a drafter (without one the active one) the context rows that it lacks. Lazy."""
