@@ -49,11 +49,14 @@ class Engine:
         *messages: str,
         control: Control | None = None,
         emit: Callable[[AnyEvent], None] | None = None,
+        system: str | None = None,
         **options: Any,
     ) -> Result:
         """A conversation in which the user begins."""
         roles = ["user", "assistant"] * len(messages)
         turns = [Message(role, text) for role, text in zip(roles, messages, strict=False)]  # type: ignore[arg-type]
+        if system is not None:
+            turns.insert(0, Message("system", system))
         command = Chat(self._next(), f"answer {self.commands}", turns, **options)
 
         def hear(event: AnyEvent) -> None:
