@@ -319,10 +319,11 @@ TARGETS: dict[str, dict[str, Any]] = {
 _LAST_NORMS = ("model.norm.weight", "embedding_norm.weight", "norm_f.weight")
 
 
-def _with_vocabulary(config: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+def with_vocabulary(config: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+    """A config of `TARGETS` for so many tokens."""
     sized = {**config, "vocab_size": vocabulary, "vocab_size_per_layer_input": vocabulary}
     if "text_config" in config:
-        sized["text_config"] = _with_vocabulary(config["text_config"], vocabulary)
+        sized["text_config"] = with_vocabulary(config["text_config"], vocabulary)
     return sized
 
 
@@ -353,7 +354,7 @@ def build_target(
 ) -> Target:
     """The family `name` of `TARGETS` in memory: random float32 weights whose logits lie well apart. `config`
     stands in for the one in the table."""
-    config = _with_vocabulary(config or TARGETS[name], vocabulary)
+    config = with_vocabulary(config or TARGETS[name], vocabulary)
     classes = _get_classes(config)
     model = classes[0](classes[1].from_dict(config))
     if name == "gemma3":
