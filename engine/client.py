@@ -236,12 +236,13 @@ class Engine:
         *,
         drafter_bits: int | None = None,
         kv_bits: int | None = None,
+        lookup: bool | None = None,
     ) -> Loaded:
         """Load a target and a drafter (see `protocol.Load` for what all of these may be).
 
         Raises EngineFailure with a sentence when that does not work, EngineGone when the engine dies.
         """
-        command = Load(self._next_id(), model, drafter, drafter_bits=drafter_bits, kv_bits=kv_bits)
+        command = Load(self._next_id(), model, drafter, drafter_bits, kv_bits, lookup)
         return await self._ask(command, Loaded, on_progress)
 
     async def pull(self, model: str, on_progress: OnProgress | None = None) -> Pulled:

@@ -25,7 +25,7 @@ from dspark_tui.engine.paths import expanded
 from dspark_tui.engine.precision import on_cpu, to_float32, weight_bytes
 from dspark_tui.engine.probe import probe
 from dspark_tui.engine.protocol import DrafterInfo, Method, ModelInfo, Stage
-from dspark_tui.engine.session import Candidate, Session, no_such_drafter
+from dspark_tui.engine.session import AUTO, LOOKUP, Candidate, Session, no_such_drafter
 from dspark_tui.engine.target import Target
 
 Report = Callable[[Stage, int, int, str], None]
@@ -105,7 +105,7 @@ def check_drafter(model: ResolvedModel, wanted: str | None, drafter_bits: int | 
             f"drafter-bits is {drafter_bits}; give 8, 4, or 0 (drafters as they are stored).", "usage"
         )
     known, name = _known(read_config(model.path), wanted)
-    if name not in (None, "none") and not any(name in (drafter.name, drafter.method) for drafter in known):
+    if name not in (None, "none", LOOKUP, AUTO) and not any(name in (drafter.name, drafter.method) for drafter in known):
         raise no_such_drafter(model.name, str(name), [drafter.name for drafter in known])
 
 
@@ -135,21 +135,42 @@ def _folder(text: str) -> Path | None:
 
 
 def make_session(
-    target: Target, config: dict[str, Any], wanted: str | None, drafter_bits: int | None = None
+    target: Target,
+    config: dict[str, Any],
+    wanted: str | None,
+    drafter_bits: int | None = None,
+    lookup: bool | None = None,
 ) -> tuple[Session, str]:
     """A session with every drafter known for the target, and the name of the one to start with.
 
-    `wanted` None means the best usable one; it may be a folder. `drafter_bits` as in `Load`. Raises
-    `UnknownDrafter` or ModelError.
+    `wanted` None means the best usable one, lookup where there is none; it may be a folder.
+    `drafter_bits` and `lookup` as in `Load`. Raises `UnknownDrafter` or ModelError.
     """
     known, wanted = _known(config, wanted)
     precision = (drafter_bits, table_bits(config))
     probe(target)
-    session = Session(target, [_candidate(drafter, target, precision) for drafter in known])
+    partner = lookup if lookup is not None else not has_experts(config)
+    session = Session(target, [_candidate(drafter, target, precision) for drafter in known], partner)
+
+    def discover(text: str) -> Candidate | None:
+        found, name = _known(config, text)
+        return next((_candidate(d, target, precision) for d in found if d.name == name), None)
+
+    session.discover = discover
     if wanted is not None:
         return session, session.find(wanted)
-    usable = [c.info.name for c in session.candidates.values() if c.info.usable]
+    usable = [info.name for info in session.drafters() if info.usable and info.method not in ("none", AUTO)]
+    if not partner:
+        usable = [name for name in usable if name != LOOKUP]
     return session, usable[0] if usable else "none"
+
+
+def has_experts(config: dict[str, Any]) -> bool:
+    """Whether the target with this config.json is a mixture of experts: every row of a verify may read
+    other weights then."""
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    places = (config, config.get("text_config") or {})
+    return any(isinstance(n := place.get(key), int) and n > 1 for place in places for key in counts)
 
 
 def table_bits(config: dict[str, Any]) -> int:

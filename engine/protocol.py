@@ -211,13 +211,15 @@ class Load(Command, frozen=True, tag="load"):
     `drafter`: `none`, a method (`dspark`, `dflash`, `dflash2`), a drafter's name or folder, or None for the
     best one known. `drafter_bits`: quantise drafters at load to 4 or 8 bits, 0 keeps them as stored, None
     takes this device's default. `kv_bits`: keep the target's keys and values in 4 or 8 bits; None keeps them
-    whole. Answered by `Progress`..., then `Loaded` or `Failed`.
+    whole. `lookup`: whether lookup may draft in place of a trained drafter where the context repeats itself;
+    None: yes, but not for mixtures of experts. Answered by `Progress`..., then `Loaded` or `Failed`.
     """
 
     model: str
     drafter: str | None = None
     drafter_bits: int | None = None
     kv_bits: int | None = None
+    lookup: bool | None = None
 
 
 class Pull(Command, frozen=True, tag="pull"):

@@ -93,7 +93,9 @@ class MlxBackend:
             self.session = None
             mx.clear_cache()
             target, config = load_target(model, report, command.kv_bits)
-            session, drafter = make_session(target, config, command.drafter, command.drafter_bits)
+            session, drafter = make_session(
+                target, config, command.drafter, command.drafter_bits, command.lookup
+            )
             report("drafter", 0, 1, "steps")
             info = session.select(drafter)
             calibrate(target, session.costs, max(d.drafts for d in session.drafters() if d.usable))

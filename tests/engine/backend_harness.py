@@ -39,8 +39,8 @@ class Engine:
     def of(self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    def load(self, model: Path | str, drafter: str | None = "none") -> Loaded:
-        self.backend.load(Load(self._next(), str(model), drafter), self.events.append)
+    def load(self, model: Path | str, drafter: str | None = "none", **options: Any) -> Loaded:
+        self.backend.load(Load(self._next(), str(model), drafter, **options), self.events.append)
         assert isinstance(self.events[-1], Loaded)
         return self.events[-1]
 

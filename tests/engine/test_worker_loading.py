@@ -26,7 +26,7 @@ def test_loading_says_what_it_is(engine: Engine, models: Path) -> None:
     assert (info.precision, info.context) == ("float32", 300)
     weights = dict(mx.load(str(models / "target" / "model.safetensors")))
     assert info.weight_bytes == sum(value.nbytes for value in weights.values())
-    assert [d.name for d in said.drafters] == ["none"]
+    assert [d.name for d in said.drafters] == ["none", "lookup", "auto"]
     assert (said.drafter.name, said.drafter.state) == ("none", "none")
     assert said.seconds > 0
     stages = [(p.stage, p.done, p.total) for p in engine.of(Progress)]
@@ -43,6 +43,8 @@ def test_known_drafters_are_listed_and_the_best_is_taken(engine: Engine, models:
         ("dflash2-tiny", "dflash2", True),
         ("dspark-tiny", "dspark", True),
         ("dflash-tiny", "dflash", True),
+        ("lookup", "lookup", True),
+        ("auto", "auto", True),
     ]
     assert engine.load(models / "target", "dspark").drafter.name == "dspark-tiny"
 
@@ -55,8 +57,9 @@ def test_drafter_from_a_folder(engine: Engine, models: Path) -> None:
 @pytest.mark.usefixtures("known")
 def test_unknown_drafter_names_the_allowed(engine: Engine, models: Path) -> None:
     sentence = refusal(lambda: engine.load(models / "target", "eagle"))
-    assert (
-        sentence == "target has no drafter called eagle; it has none, dflash2-tiny, dspark-tiny, dflash-tiny."
+    assert sentence == (
+        "target has no drafter called eagle; "
+        "it has none, dflash2-tiny, dspark-tiny, dflash-tiny, lookup, auto."
     )
 
 
@@ -89,7 +92,22 @@ def test_drafter_folder_that_is_called_as_a_known_one(engine: Engine, models: Pa
     write_drafter(tmp_path / "dspark-tiny", "dspark", replace(SHAPE, block=3))
     said = engine.load(models / "target", str(tmp_path / "dspark-tiny"))
     assert (said.drafter.name, said.drafter.drafts) == ("dspark-tiny", 3)
-    assert [d.name for d in said.drafters] == ["none", "dspark-tiny", "dflash2-tiny", "dflash-tiny"]
+    assert [d.name for d in said.drafters[:4]] == ["none", "dspark-tiny", "dflash2-tiny", "dflash-tiny"]
+
+
+def test_without_a_trained_drafter_lookup_drafts(engine: Engine, models: Path) -> None:
+    assert engine.load(models / "target", None).drafter.name == "lookup"
+    assert engine.load(models / "target", None, lookup=False).drafter.name == "none"
+
+
+@pytest.mark.parametrize("wanted", ["lookup", "auto"])
+@pytest.mark.usefixtures("known")
+def test_lookup_and_auto_can_be_asked_for(engine: Engine, models: Path, wanted: str) -> None:
+    plain = engine.chat("hello", max_tokens=20) if engine.load(models / "target", "none") else None
+    said = engine.load(models / "target", wanted)
+    assert (said.drafter.name, said.drafter.state) == (wanted, "active")
+    assert plain is not None
+    assert engine.chat("hello", max_tokens=20).token_ids == plain.token_ids
 
 
 def test_misfit_drafter_says_why(engine: Engine, models: Path, tmp_path: Path) -> None:
