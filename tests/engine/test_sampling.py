@@ -28,28 +28,30 @@ def logits(seed: int, rows: int, vocabulary: int, spread: float = 3.0) -> np.nda
     temperature=st.floats(0.05, 2.0),
     top_k=st.integers(0, 50),
     top_p=st.floats(0.01, 1.0),
+    min_p=st.one_of(st.just(0.0), st.floats(0.0, 0.99)),
 )
 def test_equals_the_plain_pipeline(
-    seed: int, vocabulary: int, rows: int, temperature: float, top_k: int, top_p: float
+    seed: int, vocabulary: int, rows: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     x = logits(seed, rows, vocabulary)
-    p = np.array(probabilities(mx.array(x), Sampling(temperature, top_p, top_k)))
+    p = np.array(probabilities(mx.array(x), Sampling(temperature, top_p, top_k, min_p=min_p)))
     assert p.shape == x.shape
     assert p.dtype == np.float32
     np.testing.assert_allclose(p.sum(axis=-1), 1, atol=1e-5)
     for got, row in zip(p, x, strict=True):
-        wanted = distribution(row, temperature, top_k, top_p)
-        # Rounding may move one token across the edge of top-p; then both choices are right within rounding.
-        if (near := _near_edge(row, temperature, top_k, top_p)) is None:
+        wanted = distribution(row, temperature, top_k, top_p, min_p)
+        # Rounding may move a token across the edge of top-p or min-p; then both choices are right.
+        if (near := _near_edge(row, temperature, top_k, top_p, min_p)) is None:
             np.testing.assert_allclose(got, wanted, atol=1e-5)
         else:
             assert abs(int((got > 0).sum()) - int((wanted > 0).sum())) <= near
 
 
-def _near_edge(row: np.ndarray, temperature: float, top_k: int, top_p: float) -> int | None:
+def _near_edge(row: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> int | None:
     whole = np.sort(distribution(row, temperature, top_k))[::-1]
-    close = np.abs(np.cumsum(whole) - top_p) < 1e-6
-    return int(close.sum()) if close.any() and top_p < 1 else None
+    close = int((np.abs(np.cumsum(whole) - top_p) < 1e-6).sum()) if top_p < 1 else 0
+    close += int((np.abs(whole - min_p * whole[0]) < 1e-6).sum()) if min_p > 0 else 0
+    return close or None
 
 
 @pytest.mark.parametrize("top_p", [1e-9, 1e-30, 1e-39, 1e-300, 5e-324])
@@ -92,6 +94,22 @@ def test_top_p_counts_what_top_k_left() -> None:
     np.testing.assert_array_equal(p, [1, 0, 0, 0, 0])
     both = np.array(probabilities(mx.array(np.log([[0.5, 0.25, 0.25 / 2, 0.25 / 2]])), Sampling(1.0, 0.6, 2)))
     np.testing.assert_array_equal(both[0], [1, 0, 0, 0])
+
+
+def test_min_p_counts_from_the_likeliest_after_the_temperature() -> None:
+    row = np.log([[0.5, 0.26, 0.2, 0.04]])
+    p = np.array(probabilities(mx.array(row), Sampling(1.0, min_p=0.5)))[0]
+    np.testing.assert_allclose(p, [0.5 / 0.76, 0.26 / 0.76, 0, 0], atol=1e-6)
+    # At temperature 2 the same logits have 0.6 of the largest weight and more.
+    p = np.array(probabilities(mx.array(row), Sampling(2.0, min_p=0.5)))[0]
+    assert (p > 0).tolist() == [True, True, True, False]
+
+
+def test_min_p_comes_after_top_p() -> None:
+    """The other order would renormalise first, and top-p 0.7 would then end after the first token."""
+    row = np.log([[0.5, 0.2, 0.16, 0.14]])
+    p = np.array(probabilities(mx.array(row), Sampling(1.0, top_p=0.69, min_p=0.4)))[0]
+    assert (p > 0).tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
