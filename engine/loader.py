@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,7 +26,7 @@ from dspark_tui.engine.paths import expanded
 from dspark_tui.engine.precision import on_cpu, to_float32, weight_bytes
 from dspark_tui.engine.probe import probe
 from dspark_tui.engine.protocol import DrafterInfo, Method, ModelInfo, Stage
-from dspark_tui.engine.session import AUTO, LOOKUP, Candidate, Session, no_such_drafter
+from dspark_tui.engine.session import AUTO, LOOKUP, Candidate, Session, UnknownDrafter, no_such_drafter
 from dspark_tui.engine.target import Target
 
 Report = Callable[[Stage, int, int, str], None]
@@ -104,9 +105,36 @@ def check_drafter(model: ResolvedModel, wanted: str | None, drafter_bits: int | 
         raise ModelError(
             f"drafter-bits is {drafter_bits}; give 8, 4, or 0 (drafters as they are stored).", "usage"
         )
-    known, name = _known(read_config(model.path), wanted)
-    if name not in (None, "none", LOOKUP, AUTO) and not any(name in (drafter.name, drafter.method) for drafter in known):
+    config = read_config(model.path)
+    known, name = _known(config, wanted)
+    taken = (None, "none", LOOKUP, AUTO)
+    if name not in taken and not any(name in (drafter.name, drafter.method) for drafter in known):
         raise no_such_drafter(model.name, str(name), [drafter.name for drafter in known])
+    for drafter in known:
+        if drafter.name == name and (reason := _misfit_on_paper(drafter.path, config)):
+            raise UnknownDrafter(f"{name} is not usable here: {reason}.")
+
+
+def _misfit_on_paper(folder: Path, config: dict[str, Any]) -> str | None:
+    """Why the drafter in `folder` does not fit a target as its config.json describes it, so that the present
+    pair is not given up for it; None when it fits as far as that tells."""
+    text = config if "hidden_size" in config else config.get("text_config") or {}
+    hidden, layers = text.get("hidden_size"), text.get("num_hidden_layers")
+    if not isinstance(hidden, int) or not isinstance(layers, int):
+        return None
+    try:
+        found = checkpoint.inspect(folder)
+    except CheckpointError:
+        return None  # said when it is listed or chosen
+    return checkpoint.misfit(found, _Dimensions(hidden, found.config.vocabulary), layers)
+
+
+@dataclass(frozen=True)
+class _Dimensions:
+    """Of a target that is not loaded."""
+
+    hidden_size: int
+    vocabulary: int
 
 
 def _known(config: dict[str, Any], wanted: str | None) -> tuple[list[KnownDrafter], str | None]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -110,7 +110,21 @@ def _quantization(settings: Settings, tensors: Mapping[str, Tensor]) -> dict[str
 # ---------------------------------------------------------------------------- fit
 
 
-def misfit(checkpoint: Checkpoint, tables: Tables, layers: int, tokenizer: Any = None) -> str | None:
+class Dimensions(Protocol):
+    """Of a target's embedding."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows."""
+        ...
+
+
+def misfit(checkpoint: Checkpoint, tables: Dimensions, layers: int, tokenizer: Any = None) -> str | None:
     """Why this drafter does not fit a target of `layers` layers, in words, or None when it does.
 
     When the checkpoint carries a tokenizer, it has to give every token the id that `tokenizer` gives.

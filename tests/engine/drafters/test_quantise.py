@@ -81,7 +81,7 @@ def test_own_tables_take_eight_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_rounding_is_the_nearest_of_the_levels_of_its_group(tmp_path: Path, bits: int) -> None:
+def test_numbers_go_to_the_levels_of_their_group(tmp_path: Path, bits: int) -> None:
     """On the CPU the numbers are those that a GPU keeps in `bits` bits, in float32."""
     stored = write_twin(tmp_path, TWINS["dflash"])
     model = load(tmp_path, bits=bits)
@@ -94,11 +94,13 @@ def test_rounding_is_the_nearest_of_the_levels_of_its_group(tmp_path: Path, bits
         levels = np.unique(row)
         assert len(levels) <= 2**bits
         step = np.diff(levels).min()
-        # Evenly spaced; whatever lies between the outermost levels goes to the nearest.
+        # Evenly spaced; whatever lies between the outermost goes to the nearest. Scale and bias are rounded
+        # to bf16 themselves, which moves the far levels.
         np.testing.assert_allclose(np.round(np.diff(levels) / step) * step, np.diff(levels), rtol=0.02)
         inside = (known >= row.min()) & (known <= row.max())
-        assert np.abs(row - known)[inside].max() < 0.52 * step
-        assert np.abs(row - known).max() < step
+        moved = 2**-9 * (2**bits * step + np.abs(row).max())
+        assert np.abs(row - known)[inside].max() < 0.5 * step + moved
+        assert np.abs(row - known).max() < step + moved
     assert len(np.unique(groups[0])) > 8
     np.testing.assert_array_equal(np.array(model.fc.weight), stored["fc.weight"])
 
