@@ -119,7 +119,7 @@ CASES = {
         "dflash2", replace(CONVOLVED, attention=windows((WINDOW, False), (WINDOW, False)).attention), SELECTOR
     ),
     "one tap": Case("dflash2", replace(CONVOLVED, conv_taps=1), SELECTOR),
-    "more taps than rows": Case("dflash2", replace(CONVOLVED, conv_taps=4, block_size=3), SELECTOR),
+    "more taps than rows": Case("dflash2", replace(CONVOLVED, conv_taps=5, block_size=3), SELECTOR),
     "selector without convolutions": Case("dflash2", PLAIN, replace(SELECTOR, selector_top_k=50)),
     "selector, multiplier and cap": Case(
         "dflash2", CONVOLVED, replace(SELECTOR, multiplier=0.2, softcap=2.0)
@@ -236,10 +236,11 @@ def test_context_may_come_in_any_chunks(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sliding", "sliding, causal, and full", "limited context", "causal"])
 @pytest.mark.parametrize("cut", [0, 3, 9, 10, 15, 16, 19, 20])
-def test_a_context_cut_back_and_extended_again_equals_a_fresh_one(name: str, cut: int) -> None:
+@pytest.mark.parametrize("more", [0, 1, 13])
+def test_a_context_cut_back_and_extended_again_equals_a_fresh_one(name: str, cut: int, more: int) -> None:
     """What was dropped from a ring and would be seen again makes the drafter ask for everything anew."""
     pair = Pair(CASES[name])
-    old, new = pair.rows(20, seed=1), pair.rows(13, seed=2)
+    old, new = pair.rows(20, seed=1), pair.rows(more, seed=2)
     for at in range(0, 20, 4):
         pair.drafter.extend(mx.array(old[at : at + 4]), at)
     pair.drafter.truncate(cut)
