@@ -78,12 +78,17 @@ def make_target(vocabulary: int = 24, seed: int = 0, scale: float = 0.3, ends: S
 
 
 def make_drafter(
-    method: Method, target: Target, block: int = 5, seed: int = 1, scale: float = 0.3
+    method: Method,
+    target: Target,
+    block: int = 5,
+    seed: int = 1,
+    scale: float = 0.3,
+    attention: tuple[LayerAttention, LayerAttention] = (LayerAttention(), LayerAttention()),  # noqa: B008
 ) -> BlockDrafter:
     """Two layers of random weights on the target's tables; taps differ by method on purpose."""
     taps = {"dspark": (0, 2), "dflash": (1, 3), "dflash2": (0, 1, 3)}.get(method, (1,))
     config = BackboneConfig(
-        hidden_size=32,
+        hidden_size=target.hidden_size,
         intermediate_size=40,
         layers=2,
         heads=4,
@@ -95,8 +100,8 @@ def make_drafter(
         block_size=block,
         mask_token=0,
         taps=taps,
-        tap_width=32,
-        attention=(LayerAttention(),) * 2,
+        tap_width=target.hidden_size,
+        attention=attention,
         conv_taps=2 if method == "dflash2" else 0,
         conv_group=8,
     )
