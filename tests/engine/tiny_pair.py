@@ -83,7 +83,7 @@ def make_drafter(
     block: int = 5,
     seed: int = 1,
     scale: float = 0.3,
-    attention: tuple[LayerAttention, LayerAttention] = (LayerAttention(), LayerAttention()),  # noqa: B008
+    attention: tuple[LayerAttention, LayerAttention] = (LayerAttention(), LayerAttention()),
 ) -> BlockDrafter:
     """Two layers of random weights on the target's tables; taps differ by method on purpose."""
     taps = {"dspark": (0, 2), "dflash": (1, 3), "dflash2": (0, 1, 3)}.get(method, (1,))
