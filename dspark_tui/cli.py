@@ -7,7 +7,6 @@ and mistakes answer at once.
 from __future__ import annotations
 
 import argparse
-import math
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from dspark_tui import __version__
+from dspark_tui.run_arguments import add_answer_options, add_engine_options, biased_twice, number, sampling_of
 from dspark_tui.text.sanitize import one_line
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 """Exit codes."""
 
-METHODS = ("none", "dspark", "dflash", "dflash2")
+METHODS = ("none", "dspark", "dflash", "dflash2", "lookup", "auto")
 DEMO = "demo"
 
 
@@ -95,7 +95,7 @@ def _model_options(parser: argparse.ArgumentParser, default: str | None) -> None
     )
     parser.add_argument(
         "--temperature",
-        type=_number,
+        type=number,
         default=0.0 if default is None else default,
         metavar="T",
         help="0 (default, greedy) to 2",
@@ -121,32 +121,8 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
         epilog="Exit codes: 0 done, 1 failed, 2 wrong use, 130 stopped.",
     )
     _model_options(run, argparse.SUPPRESS)
-    run.add_argument(
-        "--max-tokens",
-        type=_whole(1, "a whole number from 1"),
-        metavar="N",
-        help="end after N tokens; without it at the model's context",
-    )
-    run.add_argument(
-        "--top-p",
-        type=_number,
-        default=1.0,
-        metavar="P",
-        help="keep the likeliest tokens of this mass, up to 1",
-    )
-    run.add_argument(
-        "--top-k",
-        type=_whole(0, "a whole number, 0 to keep every token"),
-        default=0,
-        metavar="K",
-        help="keep the K likeliest tokens",
-    )
-    run.add_argument(
-        "--seed",
-        type=_whole(0, "a whole number from 0"),
-        metavar="S",
-        help="make sampling repeatable",
-    )
+    add_answer_options(run)
+    add_engine_options(run)
     run.add_argument("--system", metavar="TEXT", help="a system prompt")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     run.add_argument("--rounds", action="store_true", help="tell every round (in the JSON, or on stderr)")
@@ -169,29 +145,6 @@ def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:
     pull = actions.add_parser("pull", help="fetch a model", description="Fetch a model to this machine.")
     pull.add_argument("model", metavar="MODEL", help="demo, or a repository on Hugging Face")
     _fake_option(pull, argparse.SUPPRESS)
-
-
-def _whole(low: int, what: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if value < low:
-            raise argparse.ArgumentTypeError(f"is {text!r}; give {what}")
-        return value
-
-    return parse
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"is {text!r}; give a number")
-    return value
 
 
 def _dispatch(options: argparse.Namespace) -> int:
@@ -268,11 +221,14 @@ def _run(options: argparse.Namespace, model: str | None, fake: Path | None) -> i
         raise UsageError(
             "Say which model: --demo for the small demo model, or -m with a folder or repository."
         )
-    from dspark_tui.engine.protocol import Message, Sampling
-
-    sampling = Sampling(options.temperature, options.top_p, options.top_k, options.seed)
+    if (token := biased_twice(options.logit_bias)) is not None:
+        raise UsageError(f"Token {token} has two logit biases; give one.")
+    sampling = sampling_of(options)
     _check_sampling(sampling)
+    if options.effort is not None and not options.effort.strip():
+        raise UsageError("The effort is empty; give a level that the model's chat template knows.")
     from dspark_tui import headless
+    from dspark_tui.engine.protocol import Message
 
     prompt = options.prompt
     if prompt is None and _on_terminal(sys.stdin):
@@ -291,5 +247,11 @@ def _run(options: argparse.Namespace, model: str | None, fake: Path | None) -> i
         as_json=options.json,
         rounds=options.rounds,
         fake=fake,
+        stop=tuple(options.stop),
+        thinking=options.think,
+        effort=options.effort,
+        drafter_bits=options.drafter_bits,
+        kv_bits=options.kv_bits,
+        lookup=options.lookup,
     )
     return headless.run(request)

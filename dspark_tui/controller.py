@@ -341,11 +341,12 @@ class Controller:
         choice = self._choice = [name]
         severity: Severity = "information"
         try:
-            drafter = await engine.switch_drafter(name)
+            drafter = await engine.switch_drafter(name, lambda event: self._joins(name, choice, event))
         except EngineFailure as failure:
             message, severity = failure.message, "error"
         except EngineGone:
             self._choice = []
+            self._set(joining="")
             return
         else:
             self._drafter_changed(drafter)
@@ -354,7 +355,13 @@ class Controller:
         # Whoever has chosen again meanwhile hears of the last choice only.
         if self._choice is choice:
             self._choice = []
+            self._set(joining="")
             self._view.say(message, severity)
+
+    def _joins(self, name: str, choice: list[str], event: Progress) -> None:
+        """A drafter that is not resident is loaded beside the answer."""
+        if self._choice is choice:
+            self._set(joining=name if event.done < event.total or not event.total else "")
 
     async def next_drafter(self) -> None:
         """Switch to the next usable drafter in the list, after the one that was chosen last."""
@@ -404,7 +411,7 @@ class Controller:
         if self._closing:
             return
         self._engine = None
-        self._set(phase=Phase.GONE, load=None, problem=message)
+        self._set(phase=Phase.GONE, load=None, joining="", problem=message)
 
     def _set(self, **changes: Any) -> None:
         facts = dataclasses.replace(self.facts, **changes)

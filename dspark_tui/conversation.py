@@ -127,6 +127,8 @@ class Facts:
     answer_started: float | None = None
     answer_state: AnswerState | None = None
     temperature: float = 0.0
+    joining: str = ""
+    """Name of a drafter that is being loaded while the present one goes on."""
     problem: str = ""
     """What keeps the program from answering, in words (load failed, engine gone, no model)."""
 

@@ -28,6 +28,7 @@ from dspark_tui.interrupts import Interrupts, Stopped
 from dspark_tui.narration import Narrator
 from dspark_tui.output import Output, OutputGone
 from dspark_tui.report import Seen, result_json, rounds_table, summary
+from dspark_tui.text.format import plural
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class Request:
     as_json: bool
     rounds: bool
     fake: Path | None
+    stop: tuple[str, ...] = ()
+    thinking: bool | None = None
+    effort: str | None = None
+    drafter_bits: int | None = None
+    kv_bits: int | None = None
+    lookup: bool | None = None
 
 
 def read_prompt() -> str:
@@ -65,6 +72,8 @@ class _Run:
         self._request = request
         self._narrator = Narrator()
         self._output = Output()
+        self._thought = 0
+        """Characters of thinking so far."""
 
     async def run(self) -> int:
         with Interrupts() as interrupts:
@@ -94,7 +103,12 @@ class _Run:
     async def _load(self, engine: Engine) -> Loaded:
         request = self._request
         loaded = await engine.load(
-            request.model, request.drafter, lambda event: self._narrator.progress(request.model, event)
+            request.model,
+            request.drafter,
+            lambda event: self._narrator.progress(request.model, event),
+            drafter_bits=request.drafter_bits,
+            kv_bits=request.kv_bits,
+            lookup=request.lookup,
         )
         for note in loaded.notes:
             self._narrator.say(note)
@@ -110,8 +124,11 @@ class _Run:
             request.messages,
             sampling=request.sampling,
             max_tokens=request.max_tokens,
+            stop=request.stop,
             rounds=request.rounds,
             answer=answer,
+            thinking=request.thinking,
+            effort=request.effort,
         )
         try:
             async with contextlib.aclosing(chat) as events:
@@ -131,7 +148,8 @@ class _Run:
     def _show(self, event: AnyEvent) -> None:
         match event:
             case Text(thinking=True):
-                self._narrator.status("thinking")
+                self._thought += len(event.text)
+                self._narrator.status(f"thinking ({plural(self._thought, 'character')})")
             case Text():
                 self._narrator.clear()
                 if not self._request.as_json:
@@ -163,6 +181,10 @@ class _Run:
             return
         if self._request.rounds and not self._request.as_json:
             self._narrator.lines(rounds_table(result.rounds or []))
+        if result.thinking and not result.text and not self._request.as_json:
+            self._narrator.say(
+                "It ended while it was thinking, so there is no answer; --json shows the thinking."
+            )
         if result.finish_reason == "stopped":
             self._narrator.say("Stopped.")
         if self._narrator.on_terminal and not self._request.as_json:

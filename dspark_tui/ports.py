@@ -45,7 +45,9 @@ class EngineLike(Protocol):
     ) -> AsyncIterator[AnyEvent]:
         """Events of one answer."""
 
-    async def switch_drafter(self, drafter: str) -> DrafterInfo:
+    async def switch_drafter(
+        self, drafter: str, on_progress: Callable[[Progress], None] | None = None
+    ) -> DrafterInfo:
         """Change the drafter."""
 
     async def stop(self, answer: str) -> None:

@@ -135,8 +135,9 @@ class ChatTemplate:
         if thinking is False and self.thinks and self._switch is None:
             return "always thinks: its chat template has no switch for it"
         if effort is not None and effort not in self.efforts:
-            known = f"knows {', '.join(self.efforts)}" if self.efforts else "knows no levels of effort"
-            return f"{known}, not {effort[:40]!r}" if self.efforts else f"{known}; leave the effort out"
+            if not self.efforts:
+                return "knows no levels of effort; leave the effort out"
+            return f"knows the levels of effort {', '.join(self.efforts)}, not {effort[:40]!r}"
         return None
 
     def render(

@@ -262,11 +262,14 @@ class Engine:
         stop: Sequence[str] = (),
         rounds: bool = False,
         answer: str | None = None,
+        thinking: bool | None = None,
+        effort: str | None = None,
     ) -> AsyncGenerator[AnyEvent, None]:
         """Answer a conversation: Prefill, Text, Rounds and DrafterChanged events, and at last Finished.
 
-        `answer` names it for `stop` and `attach` (a fresh name when None). Leaving the iteration early
-        stops the answer. Raises EngineFailure (with the text so far in `result`) or EngineGone.
+        `answer` names it for `stop` and `attach` (a fresh name when None); for the others see
+        `protocol.Chat`. Leaving the iteration early stops the answer. Raises EngineFailure (with the text so
+        far in `result`) or EngineGone.
         """
         command = Chat(
             self._next_id(),
@@ -276,6 +279,8 @@ class Engine:
             max_tokens=max_tokens,
             stop=list(stop),
             rounds=rounds,
+            thinking=thinking,
+            effort=effort,
         )
         finished = False
         try:
@@ -299,12 +304,14 @@ class Engine:
             async for event in events:
                 yield event
 
-    async def switch_drafter(self, drafter: str) -> DrafterInfo:
-        """Change the drafter (see `protocol.Load`); during an answer at its next round.
+    async def switch_drafter(self, drafter: str, on_progress: OnProgress | None = None) -> DrafterInfo:
+        """Change the drafter (see `protocol.Load`); during an answer at its next round, or when it is
+        loaded.
 
         Raises EngineFailure when it is refused (the present one stays), EngineGone when the engine dies.
         """
-        return (await self._ask(SwitchDrafter(self._next_id(), drafter=drafter), DrafterChanged)).drafter
+        command = SwitchDrafter(self._next_id(), drafter=drafter)
+        return (await self._ask(command, DrafterChanged, on_progress)).drafter
 
     async def stop(self, answer: str) -> None:
         """Ask for an answer's end; its iteration then gets Finished with reason `stopped`. No waiting.

@@ -85,6 +85,8 @@ class FakeBackend:
             precision="none (fake)",
             context=script.context,
             weight_bytes=row.size_bytes or 0,
+            thinks=script.thinks,
+            efforts=script.efforts(row.name),
         )
         emit(
             Loaded(
@@ -106,13 +108,15 @@ class FakeBackend:
 
     def switch_drafter(self, command: SwitchDrafter, emit: Emit) -> None:
         """Be another drafter from now on."""
-        emit(DrafterChanged(command.id, self.change(command.drafter)))
+        emit(DrafterChanged(command.id, self.change(command, emit)))
 
     def chat(self, command: Chat, emit: Emit, control: Control) -> None:
         """Give the next reply of the script."""
         if self._model is None:
             raise BackendError("No model is loaded; load one first.", "usage")
         script = self._script
+        if problem := self._wish(command, self._model):
+            raise BackendError(f"{self._model.name} {problem}.", "usage")
         last = next((m.content for m in reversed(command.messages) if m.role == "user"), "")
         reply = next((r for r in script.reply if r.when and r.when in last), None) or next(self._replies)
         prompt = sum(len(tokens(message.content)) for message in command.messages)
@@ -126,6 +130,16 @@ class FakeBackend:
         self._load_seconds = 0.0
         self._held = prompt
         answer.run(control, self)
+
+    def _wish(self, command: Chat, model: ModelInfo) -> str | None:
+        """Why a wish about thinking cannot be honoured, as the end of a sentence."""
+        if command.thinking and not model.thinks:
+            return "does not think, so thinking cannot be turned on"
+        if command.effort is not None and command.effort not in model.efforts:
+            if not model.efforts:
+                return "knows no levels of effort; leave the effort out"
+            return f"knows the levels of effort {', '.join(model.efforts)}, not {command.effort!r}"
+        return None
 
     def save_context(self, command: SaveContext, emit: Emit) -> None:
         """Remember how many tokens the last prompt had; nothing is written."""
@@ -162,16 +176,16 @@ class FakeBackend:
         names = ", ".join(["none", *(info.name for info in drafters)])
         raise BackendError(f"There is no drafter {name!r}; this model knows {names}.", "usage")
 
-    def change(self, name: str) -> DrafterInfo:
+    def change(self, command: SwitchDrafter, emit: Emit) -> DrafterInfo:
         """Be another drafter, or raise BackendError and stay."""
         if self._model is None:
             raise BackendError("No model is loaded; load one first.", "usage")
-        info = self._find(name)
+        info = self._find(command.drafter)
         scripted = self.scripted(info.name)
         if scripted and scripted.refuse:
             raise BackendError(f"The drafter {info.name} was refused: {scripted.refuse}.")
         if scripted and scripted.load_seconds and info.name not in self._warm:
-            time.sleep(scripted.load_seconds)
+            _progress(command.id, Step("drafter", 1, "steps", 1, scripted.load_seconds), emit)
         self._warm.add(info.name)
         self.drafter = self._active(info)
         return self.drafter

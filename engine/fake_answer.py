@@ -25,6 +25,7 @@ from dspark_tui.engine.protocol import (
     Rounds,
     RoundStat,
     Seconds,
+    SwitchDrafter,
     Text,
 )
 
@@ -34,7 +35,7 @@ class HasDrafter(Protocol):
 
     drafter: DrafterInfo
 
-    def change(self, name: str) -> DrafterInfo:
+    def change(self, command: SwitchDrafter, emit: Emit) -> DrafterInfo:
         """Be another drafter, or raise BackendError and stay."""
         ...
 
@@ -73,7 +74,7 @@ class FakeAnswer:
         self._prompt, self._model, self._load_seconds = prompt, model, load_seconds
         self._acts = sorted(reply.act, key=lambda act: act.at)
         text, self._reason = _cut(reply.text, command.stop)
-        thinking = tokens(reply.thinking)
+        thinking = [] if command.thinking is False else tokens(reply.thinking)
         self._pieces = [(piece, True) for piece in thinking] + [(piece, False) for piece in tokens(text)]
         limit = script.context - prompt
         if command.max_tokens is not None:
@@ -101,7 +102,7 @@ class FakeAnswer:
                 return
             if switch := control.take_switch():
                 try:
-                    self._emit(DrafterChanged(switch.id, backend.change(switch.drafter)))
+                    self._emit(DrafterChanged(switch.id, backend.change(switch, self._emit)))
                 except BackendError as error:
                     self._emit(Failed(switch.id, error.message, error.kind))
             if self._position >= len(self._pieces):

@@ -67,7 +67,7 @@ class Timing(_Table, frozen=True):
 
 
 class Model(_Table, frozen=True):
-    """A model that the fake engine has."""
+    """A model that the fake engine has. `efforts`: levels of effort that it knows."""
 
     name: str
     where: str = "script"
@@ -75,6 +75,7 @@ class Model(_Table, frozen=True):
     detail: str = "fake"
     usable: bool = True
     reason: str = ""
+    efforts: list[str] = []
 
 
 class Drafter(_Table, frozen=True):
@@ -150,6 +151,15 @@ class Script(_Table, frozen=True):
         default_factory=lambda: [Model(FAKE)]
     )
     drafter: list[Drafter] = []
+
+    @property
+    def thinks(self) -> bool:
+        """Whether any reply has a thinking part."""
+        return any(reply.thinking for reply in self.reply)
+
+    def efforts(self, name: str) -> list[str]:
+        """Levels of effort of the model called `name` in `rows`."""
+        return next(m.efforts for m, row in zip(self.model, self.rows(), strict=True) if row.name == name)
 
     def rows(self) -> list[ModelRow]:
         """The models, each with a name that says that it is fake."""

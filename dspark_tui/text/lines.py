@@ -99,7 +99,10 @@ def status(
     """State first, then what waits, then what is below the screen; `keys` adds the key line to it."""
     left = list(_state(facts, snapshot, now))
     right: list[Span] = []
+    if facts.joining:
+        right.append((f"loading drafter {one_line(facts.joining, 24)}", "accent"))
     if facts.queued:
+        right += [SEPARATOR] if right else []
         right.append((f"queued: {plural(facts.queued, 'prompt')}", "warn"))
     if below > 0:
         right += [SEPARATOR] if right else []
@@ -115,11 +118,14 @@ def status(
 
 def short_status(facts: Facts, snapshot: Snapshot, now: float, width: int, below: int) -> Line:
     """One line for narrow screens: speed and acceptance while generating, the state otherwise."""
+    hint = f"↓ {below}" if below else "esc stops"
+    hint = f"loading {one_line(facts.joining, 12)}" if facts.joining else hint
     if facts.busy and snapshot.speed is not None:
-        hint = f"↓ {below}" if below else "esc stops"
         return justify(_numbers(snapshot, short=True), [(hint, "muted")], width)
     right: list[Span] = []
-    if below:
+    if facts.joining:
+        right = [(hint, "accent")]
+    elif below:
         right = [(f"↓ {below}", "muted")]
     elif facts.queued:
         right = [(f"queued: {facts.queued}", "warn")]

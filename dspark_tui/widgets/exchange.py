@@ -7,7 +7,7 @@ from textual.containers import Vertical
 from textual.widget import Widget
 
 from dspark_tui.conversation import Answer, AnswerState, Exchange
-from dspark_tui.text.format import count, seconds
+from dspark_tui.text.format import count, plural, seconds
 from dspark_tui.text.lines import Line, Span, justify
 from dspark_tui.text.sanitize import Sanitizer, one_line, sanitize
 from dspark_tui.text.splitter import Block, Splitter
@@ -26,6 +26,7 @@ class ExchangeView(Vertical):
         self._taken = 0
         self._thoughts_taken = 0
         self._thought_parts: list[str] = []
+        self._thought_words = 0
         self._sanitizer = Sanitizer()
         self._thought_sanitizer = Sanitizer()
         self._splitter = Splitter()
@@ -122,6 +123,7 @@ class ExchangeView(Vertical):
         self._thoughts_taken += len(pieces)
         if pieces:
             self._thought_parts.append(self._thought_sanitizer.feed("".join(pieces)))
+            self._thought_words += sum(len(piece.split()) for piece in pieces)
         self._show_thinking()
 
     # ------------------------------------------------------------------ facts
@@ -148,10 +150,10 @@ class ExchangeView(Vertical):
         if not answer.thoughts:
             return
         sign = "▾" if self._thinking_open else "▸"
-        how_long = seconds(answer.thinking_seconds) if answer.thinking_seconds is not None else "…"
-        verb = "thought for" if answer.thinking_seconds is not None else "thinking"
+        how_long = "…" if answer.thinking_seconds is None else f" for {seconds(answer.thinking_seconds)}"
+        verb = "thinking" if answer.thinking_seconds is None else "thought"
         hint = "closes" if self._thinking_open else "opens"
-        text = f"{sign} {verb} {how_long}  (ctrl+o {hint})"
+        text = f"{sign} {verb}{how_long}, {plural(self._thought_words, 'word')}  (ctrl+o {hint})"
         if self._thinking_open:
             text += "\n" + "".join(self._thought_parts).strip("\n")
         self._thinking.show(text)

@@ -281,7 +281,7 @@ class HastyEngine(StubEngine):
     let = False
     newest: object = None
 
-    async def switch_drafter(self, drafter: str) -> DrafterInfo:
+    async def switch_drafter(self, drafter: str, on_progress: Any = None) -> DrafterInfo:
         found = await super().switch_drafter(drafter)
         wish = self.newest = object()
         while not self.let:
@@ -507,18 +507,45 @@ async def test_thinking_is_folded_and_opens() -> None:
         await ready(app, pilot)
         await ask(app, engine, pilot)
         engine.text("let me see", thinking=True)
-        await until(lambda: "▸ thinking" in screen_text(app), pilot)
+        await until(lambda: "▸ thinking…, 3 words" in screen_text(app), pilot)
+        engine.text(" now", thinking=True)
+        await until(lambda: "▸ thinking…, 4 words" in screen_text(app), pilot)
         assert "let me see" not in screen_text(app)
         clock.now += 3.2
         engine.text("Done.")
         engine.finish()
         await answered(app, pilot)
-        assert "▸ thought for 3.2 s" in screen_text(app)
+        assert "▸ thought for 3.2 s, 4 words" in screen_text(app)
         await pilot.press("ctrl+o")
         await until(lambda: "let me see" in screen_text(app), pilot)
         await pilot.press("ctrl+o")
         await until(lambda: "let me see" not in screen_text(app), pilot)
-        assert "let me see" not in engine.chats[0][0].content
+        await ask(app, engine, pilot)
+        # What the model thought is not sent to it again.
+        assert [message.content for message in engine.chats[1]][1:2] == ["Done."]
+
+
+@pytest.mark.parametrize("size", [(40, 16), (80, 24), (120, 40)])
+async def test_a_drafter_that_loads_beside_an_answer_is_named(size: tuple[int, int]) -> None:
+    engine = StubEngine()
+    engine.switch_steps = [Progress(3, "drafter", 0, 1, "steps")]
+    engine.may_switch.clear()
+    app = make_app(engine)
+    async with app.run_test(size=size) as pilot:
+        await ready(app, pilot)
+        await ask(app, engine, pilot)
+        engine.text("One, ")
+        engine.rounds([3], 4, 0.5)
+        await until(lambda: "One," in screen_text(app), pilot)
+        switching = asyncio.create_task(app.controller.switch_drafter("dflash"))
+        named = "loading dflash" if size[0] < 60 else "loading drafter dflash"
+        await until(lambda: named in screen_text(app), pilot)
+        engine.text("two.")
+        await until(lambda: "One, two." in screen_text(app), pilot)
+        assert named in screen_text(app)
+        engine.may_switch.set()
+        await switching
+        await until(lambda: named not in screen_text(app), pilot)
 
 
 async def test_scrolling_keeps_the_prompt_and_follows_again() -> None:

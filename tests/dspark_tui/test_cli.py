@@ -68,6 +68,34 @@ def test_run_with_everything(requests: list[headless.Request]) -> None:
     ]
 
 
+def test_run_with_every_wish_about_the_answer(requests: list[headless.Request]) -> None:
+    sampling = "--min-p 0.05 --repetition-penalty 1.1 --presence-penalty -0.5 --frequency-penalty 0.25"
+    biases = "--logit-bias 42=-5 --logit-bias 0=1.5"
+    load = "--drafter-bits 0 --kv-bits 8 --no-lookup -d auto"
+    line = f"run --demo {sampling} {biases} {load} --think --effort high --stop END"
+    assert cli.main([*line.split(), "--stop", "\n\n", "hi"]) == 0
+    (request,) = requests
+    assert request.sampling == Sampling(
+        min_p=0.05,
+        repetition_penalty=1.1,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias={42: -5.0, 0: 1.5},
+    )
+    assert (request.thinking, request.effort, request.stop) == (True, "high", ("END", "\n\n"))
+    assert (request.drafter, request.drafter_bits, request.kv_bits, request.lookup) == ("auto", 0, 8, False)
+
+
+def test_what_is_not_wished_is_left_to_the_engine(requests: list[headless.Request]) -> None:
+    cli.main(["run", "--demo", "hi"])
+    cli.main(["run", "--demo", "--no-think", "--lookup", "hi"])
+    plain, wished = requests
+    assert plain.sampling == Sampling()
+    assert (plain.thinking, plain.effort, plain.stop) == (None, None, ())
+    assert (plain.drafter_bits, plain.kv_bits, plain.lookup) == (None, None, None)
+    assert (wished.thinking, wished.lookup) == (False, True)
+
+
 def test_run_with_nothing_is_greedy_and_adds_no_system_prompt(requests: list[headless.Request]) -> None:
     cli.main(["run", "--demo", "hi"])
     (request,) = requests
@@ -142,19 +170,61 @@ def test_a_fake_engine_needs_no_model(requests: list[headless.Request]) -> None:
             f"dspark-tui: Seed is {2**63}; give a whole number from 0 to 2^63 - 1.\n",
         ),
         (
+            ["run", "--demo", "--min-p", "1", "hi"],
+            "dspark-tui: Min-p is 1; give a number from 0 (keep every token) and below 1.\n",
+        ),
+        (
+            ["run", "--demo", "--repetition-penalty", "0", "hi"],
+            "dspark-tui: Repetition penalty is 0; give a number from 0.1 to 10 (1 changes nothing).\n",
+        ),
+        (
+            ["run", "--demo", "--presence-penalty", "3", "hi"],
+            "dspark-tui: Presence penalty is 3; give a number from -2 to 2 (0: off).\n",
+        ),
+        (
+            ["run", "--demo", "--logit-bias", "5=200", "hi"],
+            "dspark-tui: Logit bias of token 5 is 200; give a number from -100 to 100.\n",
+        ),
+        (
+            ["run", "--demo", "--logit-bias", "the=2", "hi"],
+            "dspark-tui run: argument --logit-bias: is 'the=2'; give a token's id and a number, such as "
+            "42=-5. See dspark-tui run --help.\n",
+        ),
+        (
+            ["run", "--demo", "--logit-bias", "5=1", "--logit-bias", "5=2", "hi"],
+            "dspark-tui: Token 5 has two logit biases; give one.\n",
+        ),
+        (
+            ["run", "--demo", "--drafter-bits", "5", "hi"],
+            "dspark-tui run: argument --drafter-bits: is '5'; give 4 or 8 or 0 (as stored). "
+            "See dspark-tui run --help.\n",
+        ),
+        (
+            ["run", "--demo", "--kv-bits", "0", "hi"],
+            "dspark-tui run: argument --kv-bits: is '0'; give 4 or 8. See dspark-tui run --help.\n",
+        ),
+        (
+            ["run", "--demo", "--stop", "", "hi"],
+            "dspark-tui run: argument --stop: is empty; give some text. See dspark-tui run --help.\n",
+        ),
+        (
+            ["run", "--demo", "--effort", " ", "hi"],
+            "dspark-tui: The effort is empty; give a level that the model's chat template knows.\n",
+        ),
+        (
             ["run", "--demo", "-d", "two words", "hi"],
-            "dspark-tui: 'two words' is no drafter; give none, dspark, dflash, dflash2, or a drafter's name "
-            "or folder.\n",
+            "dspark-tui: 'two words' is no drafter; give none, dspark, dflash, dflash2, lookup, auto, or a "
+            "drafter's name or folder.\n",
         ),
         (
             ["run", "--demo", "-d", "", "hi"],
-            "dspark-tui: '' is no drafter; give none, dspark, dflash, dflash2, or a drafter's name "
-            "or folder.\n",
+            "dspark-tui: '' is no drafter; give none, dspark, dflash, dflash2, lookup, auto, or a "
+            "drafter's name or folder.\n",
         ),
         (
             ["run", "--demo", "-d", "/nowhere/at/all", "hi"],
             "dspark-tui: There is no drafter folder /nowhere/at/all; give none, dspark, dflash, dflash2, "
-            "a name or a folder.\n",
+            "lookup, auto, a name or a folder.\n",
         ),
         (
             ["run", "--fake", "/nowhere.toml", "hi"],
@@ -163,12 +233,12 @@ def test_a_fake_engine_needs_no_model(requests: list[headless.Request]) -> None:
         (
             ["run", "--demo", "-d", "~no-such-user/x", "hi"],
             "dspark-tui: There is no drafter folder ~no-such-user/x; give none, dspark, dflash, dflash2, "
-            "a name or a folder.\n",
+            "lookup, auto, a name or a folder.\n",
         ),
         (
             ["run", "--demo", "-d", "/" + "x" * 5000, "hi"],
             f"dspark-tui: There is no drafter folder /{'x' * 198}…; give none, dspark, dflash, dflash2, "
-            "a name or a folder.\n",
+            "lookup, auto, a name or a folder.\n",
         ),
         (
             ["run", "--fake", "/" + "x" * 5000, "hi"],

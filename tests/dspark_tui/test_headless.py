@@ -112,6 +112,35 @@ def test_json_tells_thinking_apart_and_leaves_rounds_out() -> None:
     assert "rounds" not in value
 
 
+def test_thinking_never_shows_on_stdout() -> None:
+    assert run("think") == (0, "Thought about it.\n", "")
+    assert run("--think", "think") == (0, "Thought about it.\n", "")
+    value = json.loads(run("--json", "--no-think", "think")[1])
+    assert (value["thinking"], value["text"]) == ("", "Thought about it.")
+
+
+def test_an_answer_that_never_left_the_thinking_says_so() -> None:
+    code, out, err = run("--max-tokens", "2", "think")
+    assert (code, out) == (0, "")
+    assert err == (
+        "dspark-tui: It ended while it was thinking, so there is no answer; --json shows the thinking.\n"
+    )
+
+
+def test_a_stop_text_ends_the_answer_before_it() -> None:
+    assert run("--stop", " words as", "--stop", "exactly", "hi") == (
+        0,
+        "Hello! This is a scripted answer, and it has \n",
+        "",
+    )
+
+
+def test_an_effort_that_the_model_does_not_know_is_refused() -> None:
+    code, out, err = run("--effort", "high", "hi")
+    assert (code, out) == (2, "")
+    assert err == "dspark-tui: fake small knows no levels of effort; leave the effort out.\n"
+
+
 def test_rounds_are_a_table_on_stderr() -> None:
     code, out, err = run("--rounds", "-d", "dspark", "--max-tokens", "4", "hi")
     assert (code, out) == (0, "Hello! This is a\n")

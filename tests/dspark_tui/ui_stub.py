@@ -83,6 +83,9 @@ class StubEngine:
         self.stops: list[str] = []
         self.closed = False
         self.steps: list[Progress] = []
+        self.switch_steps: list[Progress] = []
+        self.may_switch = asyncio.Event()
+        self.may_switch.set()
         self._events: asyncio.Queue[AnyEvent | Exception] = asyncio.Queue()
         self._seq = 0
 
@@ -125,8 +128,14 @@ class StubEngine:
             if isinstance(event, Finished):
                 return
 
-    async def switch_drafter(self, drafter: str) -> DrafterInfo:
+    async def switch_drafter(
+        self, drafter: str, on_progress: Callable[[Progress], None] | None = None
+    ) -> DrafterInfo:
         self.switches.append(drafter)
+        for step in self.switch_steps:
+            if on_progress is not None:
+                on_progress(step)
+        await self.may_switch.wait()
         found = next(row for row in self.drafters if row.name == drafter)
         if not found.usable:
             raise EngineFailure(f"The drafter {drafter} cannot be used: {found.reason}.", "usage")

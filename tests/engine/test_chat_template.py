@@ -129,11 +129,11 @@ def test_levels_of_effort(tmp_path: Path) -> None:
     assert printed.efforts == ["low", "medium", "high"]
     assert "Reasoning: medium" in text(printed, HELLO)
     assert "Reasoning: high" in text(printed, HELLO, effort="high")
-    assert printed.problem(None, "max") == "knows low, medium, high, not 'max'"
+    assert printed.problem(None, "max") == "knows the levels of effort low, medium, high, not 'max'"
     compared = ChatTemplate(make(tmp_path, LEVELS))
     assert compared.efforts == ["high", "none"]
     assert text(compared, HELLO, effort="high").endswith("[x]")
-    assert compared.problem(None, "medium") == "knows high, none, not 'medium'"
+    assert compared.problem(None, "medium") == "knows the levels of effort high, none, not 'medium'"
 
 
 def test_blocks_around_generated_text_are_read(tmp_path: Path) -> None:
