@@ -126,12 +126,18 @@ class Target:
         """Run `tokens` `[n]` at positions `length`, ... and add them to the cache. Lazy.
 
         The caller says with `commit` which tokens they were. `last_only`, for prompts: logits of the last row
-        only, and the rows are kept or taken back all together.
+        only, and the rows are kept or taken back all together. When the model raises, the sequence is
+        forgotten.
         """
         count = int(tokens.shape[0])
-        self._undo.before(self._cache, self.length, count, whole=last_only)
-        logits = self._run(tokens, last_only)
-        self._undo.after()
+        try:
+            self._undo.before(self._cache, self.length, count, whole=last_only)
+            logits = self._run(tokens, last_only)
+            self._undo.after()
+        except BaseException:
+            # Some layers have the rows and some have not.
+            self.reset()
+            raise
         self._ahead += count
         return Forward(logits[-1:] if last_only else logits, self._taps.take())
 

@@ -55,7 +55,8 @@ class Mixer:
 
     def _call(self, call: Any, *args: Any, **kwargs: Any) -> Any:
         if self.recording:
-            self._tape = Tape(int(args[0].shape[1]), args, kwargs)
+            passed = next((v for v in (*args, *kwargs.values()) if isinstance(v, mx.array)), None)
+            self._tape = None if passed is None else Tape(int(passed.shape[1]), args, kwargs)
         try:
             return call(*args, **kwargs)
         finally:

@@ -43,8 +43,8 @@ class Undo:
     def __init__(self, mixers: dict[int, nn.Module] | None, run: Run) -> None:
         """`mixers`: the module of each recurrent part, by its place; None: replay is not possible."""
         self._run = run
-        self._pending: list[_Forward] = []
         self._mixers: dict[int, Mixer] | None = None
+        self._pending: list[_Forward] = []
         self.replays: bool | None = None
         """Whether replay is used; None until the first time has shown it to be right."""
         if mixers:
@@ -58,6 +58,8 @@ class Undo:
     def clear(self) -> None:
         """Forget every forward."""
         self._pending = []
+        for mixer in (self._mixers or {}).values():
+            mixer.take()
 
     def adopt(self, cache: Sequence[Any]) -> None:
         """Go on with another cache, of which nothing is known but its state."""

@@ -101,6 +101,54 @@ def test_any_rejections_leave_what_single_steps_leave(
 
 LONG: list[Move] = [("block", 1 + i % 9, 1 + (i * 5) % 7) for i in range(24)]
 
+MIXED_LAYERS: dict[str, dict[str, Any]] = {
+    # Recurrent layers beside sliding ones.
+    "recurrent_gemma": {
+        **TARGETS["llama"],
+        "model_type": "recurrent_gemma",
+        "num_hidden_layers": 3,
+        "attention_bias": False,
+        "conv1d_width": 4,
+        "logits_soft_cap": 30.0,
+        "attention_window_size": WINDOW,
+        "lru_width": 64,
+        "block_types": ["recurrent", "recurrent", "attention"],
+        "embeddings_scale_by_sqrt_dim": True,
+    },
+    # Both kinds within every layer, and a mixer that is called by keywords only.
+    "falcon_h1": {
+        **TARGETS["llama"],
+        "model_type": "falcon_h1",
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "attention_bias": False,
+        "mamba_proj_bias": False,
+        "mamba_conv_bias": True,
+        "mamba_rms_norm": False,
+        "mlp_bias": False,
+        "projectors_bias": False,
+        "attn_layer_indices": None,
+    },
+}
+
+
+@pytest.mark.parametrize("name", MIXED_LAYERS)
+@pytest.mark.parametrize("replay", [True, False])
+def test_recurrent_layers_beside_others(name: str, replay: bool) -> None:
+    target = build_target(name, VOCABULARY, config=MIXED_LAYERS[name])
+    if not replay:
+        target._undo.replays = False
+    tokens = play(target, 5, [*LONG[:12], ("stopped", 6, 1), ("step", 1, 1), ("block", 7, 2)])
+    assert target._undo.replays is replay
+    golden, wanted = stepwise(target.model, [*tokens, 7])
+    np.testing.assert_allclose(np.array(target.forward(mx.array([7])).logits[-1]), wanted, atol=1e-3)
+    assert_same(target.cache, golden)
+
 
 @pytest.mark.parametrize("name", EXACT)
 def test_many_rounds_past_several_windows(name: str) -> None:
@@ -548,3 +596,22 @@ def test_all_other_kinds_are_accepted() -> None:
     assert problem([None, KVCache()]) is None
     for name in TARGETS:
         assert target_of(name).cannot_roll_back() is None
+
+
+# ---------------------------------------------------------------------------- a forward that breaks
+
+
+def test_a_forward_that_breaks_in_the_middle_leaves_no_half_of_it() -> None:
+    """Layers below the one that raised have taken the rows in, those above have not."""
+    target = build_target("qwen3_5", VOCABULARY)
+    begun = play(target, 9, LONG[:3])
+    layer = target.model.language_model.model.layers[2]
+    kind = type(layer)
+    layer.__class__ = type("Broken", (kind,), {"__call__": lambda *_, **__: 1 / 0})
+    with pytest.raises(ZeroDivisionError):
+        target.forward(mx.array([1, 2, 3]))
+    layer.__class__ = kind
+    assert (target.tokens, target.length) == ([], 0)
+    tokens = play(target, 9, LONG[:3])
+    assert tokens == begun
+    assert_same(target.cache, stepwise(target.model, tokens)[0])
