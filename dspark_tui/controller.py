@@ -297,7 +297,8 @@ class Controller:
         answer = exchange.answer
         position = event.generated_tokens - sum(stat.committed for stat in event.rounds)
         for stat in event.rounds:
-            if self._switches and stat.source in self._switches[-1]:
+            # With auto every drafter's round is one of its own.
+            if self._switches and ("auto" in self._switches[-1] or stat.source in self._switches[-1]):
                 name = self._switches[-1][0]
                 answer.marks.append(f"drafter {answer.drafters[-1]} → {name} after {position} tokens")
                 answer.drafters.append(name)

@@ -55,6 +55,8 @@ class Snapshot:
     context: int | None = None
     memory: int | None = None
     peak: int | None = None
+    kept_for_drafters: int | None = None
+    """Bytes of what the target computed and drafters may still need."""
     plain: float | None = None
     """Measured speed without a drafter, for this model and a context of this size."""
 
@@ -218,5 +220,6 @@ class Meter:
             context=context,
             memory=last.memory_bytes if last else None,
             peak=last.peak_bytes if last else None,
+            kept_for_drafters=last.context_rows_bytes if last else None,
             plain=self._baselines.plain(self._model, context),
         )

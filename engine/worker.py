@@ -280,6 +280,8 @@ class _Teller:
         )
 
     def _say_switch(self, step: SwitchStep) -> None:
+        # The rounds before it first, so that a client knows the place of the switch.
+        self._say_rounds(now=True)
         command_id = step.command.id if step.command else 0
         if step.problem is not None:
             failure = _sentence(step.problem)

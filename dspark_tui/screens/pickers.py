@@ -10,6 +10,7 @@ from dspark_tui.screens.picker import PickerScreen, Row
 from dspark_tui.text.format import plural, size
 
 _STATES = {"active": "active", "parked": "parked", "fell_back": "fell back", "none": ""}
+_METHODS = {"lookup": "copies where the text repeats itself", "auto": "chooses the fastest, round by round"}
 
 
 def drafter_rows(drafters: Sequence[DrafterInfo], present: str) -> list[Row]:
@@ -30,12 +31,13 @@ def drafter_rows(drafters: Sequence[DrafterInfo], present: str) -> list[Row]:
 def _drafter_detail(drafter: DrafterInfo) -> str:
     if drafter.method == "none":
         return "plain decoding"
-    parts: list[str] = [drafter.method]
+    parts: list[str] = [_METHODS.get(drafter.method, drafter.method)]
     if drafter.drafts:
         parts.append(f"{plural(drafter.drafts, 'draft')} a round")
     if drafter.weight_bytes:
         parts.append(size(drafter.weight_bytes))
-    parts.append("loaded" if drafter.loaded else "on disk")
+    if drafter.method not in _METHODS:
+        parts.append("loaded" if drafter.loaded else "on disk")
     if drafter.reason:
         parts.append(f"{_STATES[drafter.state]}: {drafter.reason}")
     return " · ".join(parts)

@@ -118,16 +118,20 @@ def _memory(facts: Facts, snapshot: Snapshot, width: int) -> list[Line]:
         _row("memory", f"{size(snapshot.memory):>10}" if snapshot.memory is not None else NOT_MEASURED)
     )
     out.append(_row("  peak", f"{size(snapshot.peak):>10}" if snapshot.peak is not None else NOT_MEASURED))
+    if snapshot.kept_for_drafters:
+        out.append(_row("  drafters", f"{size(snapshot.kept_for_drafters):>10}"))
     return out
 
 
 def _fallback(facts: Facts, width: int) -> list[Line]:
+    """Why the drafter does not draft."""
     drafter = facts.drafter
+    label = "parked" if drafter and drafter.state == "parked" else "fallback"
     reason = one_line(drafter.reason) if drafter and drafter.state in ("parked", "fell_back") else ""
     if not reason:
         return [_row("fallback", "none")]
     lines = wrap(reason, max(8, width - LABEL)) or [reason]
     return [
-        ((("fallback" if index == 0 else "").ljust(LABEL), "muted"), (line, "warn"))
+        (((label if index == 0 else "").ljust(LABEL), "muted"), (line, "warn"))
         for index, line in enumerate(lines)
     ]

@@ -9,6 +9,8 @@ from textual.widgets import Input
 from ui_stub import (
     ANSWER,
     DFLASH,
+    DSPARK,
+    NONE,
     Clock,
     DrafterInfo,
     StubEngine,
@@ -258,6 +260,26 @@ async def test_switching_in_mid_answer_is_marked_with_its_place() -> None:
         assert "drafter dspark → dflash after 13 tokens" in text
         assert "dspark → dflash · demo" in text
         assert "dflash ● active" in text
+
+
+async def test_a_switch_to_auto_is_marked_by_whatever_drafts_then() -> None:
+    auto = DrafterInfo("auto", "auto", "active", loaded=True)
+    engine = StubEngine(drafters=[NONE, DSPARK, DFLASH, auto])
+    app = make_app(engine)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await ready(app, pilot)
+        await ask(app, engine, pilot)
+        engine.text("some ")
+        engine.rounds([3, 5], 10, 0.5)
+        await until(lambda: "some" in screen_text(app), pilot)
+        await app.controller.switch_drafter("auto")
+        engine.rounds([2, 4], 18, 0.7, source="lookup")
+        engine.text("text")
+        engine.finish(generated=18, drafter=auto)
+        await answered(app, pilot)
+        text = screen_text(app)
+        assert "drafter dspark → auto after 10 tokens" in text
+        assert "dspark → auto · demo" in text
 
 
 async def test_next_drafter_skips_the_unusable() -> None:

@@ -10,6 +10,7 @@ from dspark_tui.actions import Situation
 from dspark_tui.conversation import AnswerState, Facts, LoadFacts, Phase
 from dspark_tui.engine.protocol import DrafterInfo, ModelInfo, Prefill, Result, Rounds, RoundStat, Seconds
 from dspark_tui.metrics import Baselines, Meter, Snapshot, context_bucket
+from dspark_tui.screens.pickers import drafter_rows
 from dspark_tui.text import lines, pane
 from dspark_tui.text.format import bar, clock, count, seconds, short_count, size, sparkline
 from dspark_tui.text.sanitize import cells
@@ -149,13 +150,41 @@ def test_pane_rows() -> None:
     ]
 
 
-def test_a_fallback_says_its_reason_at_full_length() -> None:
+@pytest.mark.parametrize(
+    ("state", "label", "words"),
+    [("parked", "parked", ["‖", "parked"]), ("fell_back", "fallback", ["!", "fell", "back"])],
+)
+def test_a_drafter_that_does_not_draft_says_why_at_full_length(
+    state: Any, label: str, words: list[str]
+) -> None:
     reason = "the draft costs more than it saves at this context"
-    drafter = DrafterInfo("dflash", "dflash", "parked", reason, 7)
+    drafter = DrafterInfo("dflash", "dflash", state, reason, 7)
     rows = [lines.plain(row) for row in pane.rows(Facts(model=MODEL, drafter=drafter), Snapshot(), 33)]
-    at = next(i for i, row in enumerate(rows) if row.startswith("fallback"))
+    at = next(i for i, row in enumerate(rows) if row.startswith(label))
     assert " ".join(row[12:] for row in rows[at:]).split() == reason.split()
-    assert rows[0].split() == ["dflash", "‖", "parked"]
+    assert rows[0].split() == ["dflash", *words]
+
+
+def test_what_is_kept_for_drafters_shows_where_it_is_measured() -> None:
+    meter = Meter()
+    meter.rounds(Rounds(1, "a", [RoundStat("x", 7, 3, 4, 1, 1, 1)], 4, 64, 0.5, 412_000_000, None, 9_400_000))
+    rows = [lines.plain(row) for row in pane.rows(Facts(model=MODEL), meter.snapshot(), 33)]
+    assert "  drafters" + "9.4 MB".rjust(12) in rows
+    rows = [lines.plain(row) for row in pane.rows(Facts(model=MODEL), Snapshot(), 33)]
+    assert not any("drafters" in row for row in rows)
+
+
+def test_the_picker_says_what_lookup_and_auto_do() -> None:
+    lookup = DrafterInfo("lookup", "lookup", drafts=8, loaded=True)
+    auto = DrafterInfo("auto", "auto", loaded=True)
+    parked = DrafterInfo("dflash", "dflash", "parked", "it costs more than it saves", 7, 11_200_000, True)
+    rows = drafter_rows([lookup, auto, parked], "auto")
+    assert [row.detail for row in rows] == [
+        "copies where the text repeats itself · 8 drafts a round",
+        "chooses the fastest, round by round",
+        "dflash · 7 drafts a round · 11.2 MB · loaded · parked: it costs more than it saves",
+    ]
+    assert [row.present for row in rows] == [False, True, False]
 
 
 NAMES = st.text(max_size=40)
