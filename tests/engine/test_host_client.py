@@ -341,6 +341,23 @@ async def test_leaving_a_chat_stops_it(endless: Engine) -> None:
 # ---------------------------------------------------------------------------- failures
 
 
+async def test_contexts_are_saved_and_restored_behind_answers(hello: Engine) -> None:
+    for ask in (hello.save_context, hello.restore_context):
+        with pytest.raises(EngineFailure, match="No model is loaded"):
+            await ask("chat")
+    await hello.load("demo")
+    nothing = await hello.restore_context("chat")
+    assert (nothing.chat, nothing.tokens) == ("chat", 0)
+    assert nothing.reason
+    answer = asyncio.create_task(collect(hello.chat([Message("user", "two words")])))
+    await asyncio.sleep(0)
+    saved = await hello.save_context("chat")
+    assert isinstance((await answer)[-1], Finished)
+    restored = await hello.restore_context("chat")
+    assert restored.tokens == saved.tokens > 0
+    assert restored.reason == ""
+
+
 async def test_usage_errors_come_back_as_such(hello: Engine) -> None:
     with pytest.raises(EngineFailure, match="load one first"):
         await collect(hello.chat(ask("hi")))

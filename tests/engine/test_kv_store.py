@@ -223,6 +223,12 @@ def test_one_too_large_is_refused_and_removes_nothing(store: ContextStore) -> No
     store.load("a", KEY)
 
 
+def test_the_newest_stays_even_when_its_header_passes_the_cap(store: ContextStore) -> None:
+    store.cap = sum(array.nbytes for array in arrays().values())
+    assert store.save("a", KEY, arrays(), {}) > store.cap
+    store.load("a", KEY)
+
+
 def test_leftovers_of_an_interrupted_writer_go(store: ContextStore) -> None:
     store.save("a", KEY, arrays(), {})
     old, fresh = store.folder / "x.safetensors.part", store.folder / "y.safetensors.part"

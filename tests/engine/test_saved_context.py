@@ -82,6 +82,8 @@ def test_a_restarted_engine_goes_on(zoo: Path, own_home: Path, family: str, draf
     if drafter != "none":
         assert (kept.base, kept.length) == (rows.base, rows.length) == (0, len(before))
         assert mx.array_equal(kept.since(0)[1], rows.since(0)[1]).item()
+    for one in (engine, again):
+        session_of(one).adaptive = False  # the same rounds, whatever the clock says
     going_on, restored = engine.chat(*turns, max_tokens=30), again.chat(*turns, max_tokens=30)
     assert restored.reused_tokens == going_on.reused_tokens == len(before)
     assert restored.token_ids == going_on.token_ids == fresh(zoo, family, *turns, count=30).token_ids
