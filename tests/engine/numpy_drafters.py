@@ -1,20 +1,18 @@
-"""DSpark, DFlash and DFlash 2 in NumPy, token by token and head by head, and random checkpoints of them.
-
-Written from the published formulas in float64, as plain loops: slow, and with nothing in common with the
-engine's code but the tensors' names.
-"""
+"""Random checkpoints of DSpark, DFlash and DFlash 2 as their publishers write them, and their references."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
-from numpy_sampling import distribution, softmax
+from numpy_reference import Reference
+
+from dspark_tui.engine.drafters.config import BackboneConfig, HeadConfig, LayerAttention, Rope
 
 Array = NDArray[Any]
 ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
@@ -228,136 +226,37 @@ class NumpyTables:
         return hidden @ mx.array(self.head_weight).T
 
 
-class Reference:
-    """One drafter over a context of tap rows, recomputed from nothing at every call."""
+def configuration(method: str, shape: Shape) -> tuple[BackboneConfig, HeadConfig]:
+    """What config.json of a random checkpoint means."""
+    config = BackboneConfig(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocabulary=shape.vocabulary,
+        eps=shape.eps,
+        rope=Rope(shape.theta),
+        block_size=shape.block,
+        mask_token=shape.mask,
+        taps=shape.taps,
+        tap_width=shape.hidden,
+        attention=(LayerAttention(),) * shape.layers,
+        conv_taps=shape.conv_taps if method == "dflash2" else 0,
+        conv_group=shape.conv_group,
+    )
+    if method == "dspark":
+        reads: Literal["hidden", "hidden and markov"] = "hidden"
+        if shape.confidence_with_markov:
+            reads = "hidden and markov"
+        return config, HeadConfig(0, markov="vanilla", markov_rank=shape.markov_rank, confidence=reads)
+    if method == "dflash2":
+        return config, HeadConfig(1, selector_rank=shape.selector_rank, selector_top_k=shape.selector_top_k)
+    return config, HeadConfig(1)
 
-    def __init__(self, method: str, shape: Shape, weights: dict[str, Array], tables: NumpyTables) -> None:
-        self.method, self.shape, self.tables = method, shape, tables
-        self.weights = {name: value.astype(np.float64) for name, value in weights.items()}
 
-    def _rms(self, x: Array, name: str) -> Array:
-        size = np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.shape.eps)
-        return x / size * self.weights[f"{name}.weight"]
-
-    def _linear(self, x: Array, name: str) -> Array:
-        return x @ self.weights[f"{name}.weight"].T
-
-    def _rope(self, x: Array, position: int) -> Array:
-        half = self.shape.head_dim // 2
-        angle = position * self.shape.theta ** (-2.0 * np.arange(half) / self.shape.head_dim)
-        first, second = x[:half], x[half:]
-        return np.concatenate(
-            [first * np.cos(angle) - second * np.sin(angle), first * np.sin(angle) + second * np.cos(angle)]
-        )
-
-    def _key_value(self, x: Array, position: int, layer: str) -> tuple[list[Array], list[Array]]:
-        """Per key/value head, of one position."""
-        heads = self.shape.kv_heads
-        keys = np.split(self._linear(x, f"{layer}.self_attn.k_proj"), heads)
-        values = np.split(self._linear(x, f"{layer}.self_attn.v_proj"), heads)
-        return [self._rope(self._rms(k, f"{layer}.self_attn.k_norm"), position) for k in keys], values
-
-    def _attend(self, x: Array, context: Array, base: int, layer: str) -> Array:
-        start = base + len(context)
-        entries = [self._key_value(c, base + i, layer) for i, c in enumerate(context)]
-        entries += [self._key_value(row, start + j, layer) for j, row in enumerate(x)]
-        shared = self.shape.heads // self.shape.kv_heads
-        out = []
-        for j, row in enumerate(x):
-            mixed = []
-            for h, query in enumerate(
-                np.split(self._linear(row, f"{layer}.self_attn.q_proj"), self.shape.heads)
-            ):
-                query = self._rope(self._rms(query, f"{layer}.self_attn.q_norm"), start + j)
-                scores = np.array([query @ keys[h // shared] for keys, _ in entries])
-                weights = softmax(scores / np.sqrt(self.shape.head_dim))
-                mixed.append(
-                    sum(w * entry[1][h // shared] for w, entry in zip(weights, entries, strict=True))
-                )
-            out.append(self._linear(np.concatenate(mixed), f"{layer}.self_attn.o_proj"))
-        return np.array(out)
-
-    def _mlp(self, x: Array, layer: str) -> Array:
-        gate = self._linear(x, f"{layer}.mlp.gate_proj")
-        silu = gate / (1 + np.exp(-gate))
-        return self._linear(silu * self._linear(x, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj")
-
-    def _convolve(self, x: Array, normed: Array, side: int, name: str) -> Array:
-        """Row i: the sum over taps t of (base + delta of row i) times row i - t, channel by channel."""
-        shape = self.shape
-        groups = shape.hidden // shape.conv_group
-        out = np.zeros_like(x)
-        for i in range(len(x)):
-            delta = self._linear(normed[i], f"{name}.kernel_projection")
-            for t in range(min(shape.conv_taps, i + 1)):
-                for c in range(shape.hidden):
-                    place = (side * shape.conv_taps + t) * groups + c // shape.conv_group
-                    weight = self.weights[f"{name}.base_kernel"][side, t, c] + delta[place]
-                    out[i, c] += weight * x[i - t, c]
-        return out
-
-    def hidden(self, rows: Array, anchor: int, base: int = 0) -> Array:
-        """Final hidden states `[block, hidden]` after context `rows` at the positions from `base` on."""
-        context = self._rms(self._linear(rows.astype(np.float64), "fc"), "hidden_norm")
-        ids = [anchor] + [self.shape.mask] * (self.shape.block - 1)
-        x = self.tables.embedding[ids].astype(np.float64)
-        for i in range(self.shape.layers):
-            layer = f"layers.{i}"
-            for kind, norm in (("attention", "input_layernorm"), ("mlp", "post_attention_layernorm")):
-                normed = self._rms(x, f"{layer}.{norm}")
-                conv = f"{layer}.{kind}_conv"
-                inward = self._convolve(normed, normed, 0, conv) if self.method == "dflash2" else normed
-                if kind == "attention":
-                    out = self._attend(inward, context, base, layer)
-                else:
-                    out = self._mlp(inward, layer)
-                x = x + (self._convolve(out, normed, 1, conv) if self.method == "dflash2" else out)
-        return self._rms(x, "norm")
-
-    # ------------------------------------------------------------------ heads
-
-    def scores(self, hidden: Array, slot: int, previous: int) -> Array:
-        """Scores of every token for draft `slot` after token `previous`; -inf where it cannot be drafted."""
-        row = hidden[slot] if self.method == "dspark" else hidden[slot + 1]
-        logits = self.tables.head_weight.astype(np.float64) @ row
-        if self.method == "dspark":
-            entry = self.weights["markov_head.markov_w1.weight"][previous]
-            return logits + self.weights["markov_head.markov_w2.weight"] @ entry
-        if self.method == "dflash":
-            return logits
-        best = np.argsort(-logits)[: self.shape.selector_top_k]
-        before, after = (self.weights[name] for name in UNSUFFIXED)
-        weight = self._linear(row, "candidate_selector.hidden_projection")
-        walked = np.full_like(logits, -np.inf)
-        walked[best] = logits[best] + after[best] @ (before[previous] * weight)
-        return walked
-
-    def confidence(self, hidden: Array, slot: int, previous: int) -> float:
-        """DSpark's estimate that draft `slot` is accepted if those before it are."""
-        seen = hidden[slot]
-        if self.shape.confidence_with_markov:
-            seen = np.concatenate([seen, self.weights["markov_head.markov_w1.weight"][previous]])
-        logit = self._linear(seen, "confidence_head.proj") + self.weights["confidence_head.proj.bias"]
-        return float(1 / (1 + np.exp(-logit[0])))
-
-    @property
-    def drafts(self) -> int:
-        """Tokens proposed a round."""
-        return self.shape.block if self.method == "dspark" else self.shape.block - 1
-
-    def greedy(self, hidden: Array, anchor: int) -> list[int]:
-        """The greedy proposal."""
-        tokens = [anchor]
-        for slot in range(self.drafts):
-            tokens.append(int(np.argmax(self.scores(hidden, slot, tokens[-1]))))
-        return tokens[1:]
-
-    def distributions(
-        self, hidden: Array, anchor: int, drafts: list[int], temperature: float, top_k: int, top_p: float
-    ) -> Array:
-        """What each of `drafts` was drawn from, given those before. DFlash 2 takes the temperature only."""
-        if self.method == "dflash2":
-            top_k, top_p = 0, 1.0
-        before = [anchor, *drafts[:-1]]
-        rows = [self.scores(hidden, slot, previous) for slot, previous in enumerate(before)]
-        return np.array([distribution(row, temperature, top_k, top_p) for row in rows])
+def reference(method: str, shape: Shape, weights: dict[str, Array], tables: NumpyTables) -> Reference:
+    """The NumPy drafter with the weights of a random checkpoint."""
+    named = {f"{name}.weight" if name in UNSUFFIXED else name: value for name, value in weights.items()}
+    return Reference(*configuration(method, shape), named, tables)

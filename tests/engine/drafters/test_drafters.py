@@ -8,11 +8,11 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from numpy_drafters import Array, NumpyTables, Reference, Shape, write_drafter
+from numpy_drafters import Array, NumpyTables, Shape, reference, write_drafter
 
 from dspark_tui.engine.drafters import checkpoint
-from dspark_tui.engine.drafters.block import BlockDrafter
 from dspark_tui.engine.drafters.base import Proposal
+from dspark_tui.engine.drafters.block import BlockDrafter
 from dspark_tui.engine.drafters.dflash2 import top_candidates
 from dspark_tui.engine.protocol import Sampling
 from dspark_tui.engine.sampling import Sampler
@@ -38,7 +38,7 @@ class Pair:
         weights = write_drafter(folder, method, shape, bits=bits)
         self.shape = shape
         self.tables = NumpyTables(shape.vocabulary, shape.hidden)
-        self.reference = Reference(method, shape, weights, self.tables)
+        self.reference = reference(method, shape, weights, self.tables)
         self.drafter: BlockDrafter = checkpoint.load(checkpoint.inspect(folder), method, self.tables)
 
     def rows(self, n: int, seed: int = 1) -> Array:
