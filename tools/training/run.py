@@ -183,10 +183,9 @@ class Run:
             scores, rate = trainer.advance()
             mean = scores if mean is None else _blend(mean, scores)
             if trainer.step % options.report == 0 or trainer.step == 1:
-                self.say(
-                    f"step {trainer.step} ({trainer.done:.0%}): {_words(mean)}, rate {rate:.1e}, "
-                    f"{trainer.step / trainer.seconds:.2f} steps/s"
-                )
+                speed = f"{trainer.step / trainer.seconds:.2f}" if trainer.seconds else "n/a"
+                at = f"step {trainer.step} ({trainer.done:.0%})"
+                self.say(f"{at}: {_words(mean)}, rate {rate:.1e}, {speed} steps/s")
             if time.perf_counter() - saved > options.save:
                 self._save(plan, trainer, mark)
                 saved = time.perf_counter()

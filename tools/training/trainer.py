@@ -66,7 +66,7 @@ class Trainer:
     def __init__(self, design: Design, recipe: Recipe, teacher: Teacher, dialogues: Dialogues) -> None:
         self.design, self.recipe, self.teacher, self.dialogues = design, recipe, teacher, dialogues
         self.rows = np.arange(len(dialogues.tokens))
-        self.step, self.seconds = 0, 0.0
+        self.step, self.seconds, self._warm = 0, 0.0, False
         self.weights: Weights = fresh(design, recipe.seed)
         self.optimiser = optim.AdamW(recipe.rate, list(BETAS), weight_decay=0.0, bias_correction=True)
         self.optimiser.init(self.weights)
@@ -141,7 +141,9 @@ class Trainer:
                 f"The loss overflowed at step {self.step}; try again with a lower learning rate (--rate)."
             )
         self.step += 1
-        self.seconds += time.perf_counter() - begun
+        # The first step of a process makes the device's programs, which on some takes minutes.
+        self.seconds += time.perf_counter() - begun if self._warm else 0.0
+        self._warm = True
         return scores, rate
 
     def measure(self, dialogues: Dialogues) -> Scores:
