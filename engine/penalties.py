@@ -101,7 +101,8 @@ class Penalties:
     def _adjust(self, logits: mx.array, count: mx.array, in_prompt: mx.array) -> mx.array:
         held = count > 0
         if self._repetition != 1.0:
-            weaker = mx.where(logits > 0, logits / self._repetition, logits * self._repetition)
+            # Without a choice by sign, which a CPU would guess wrong every second time.
+            weaker = mx.maximum(logits, 0) / self._repetition + mx.minimum(logits, 0) * self._repetition
             logits = mx.where(mx.logical_or(held, in_prompt), weaker, logits)
         if self._frequency != 0.0:
             logits = logits - self._frequency * count
