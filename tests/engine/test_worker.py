@@ -99,7 +99,8 @@ def test_long_prompts_come_in_chunks(loaded: Engine) -> None:
     assert result.prompt_tokens > 200
     done = [p.done for p in loaded.of(Prefill)]
     assert done == sorted(done)
-    assert done == [0, 128, result.prompt_tokens]
+    assert done[:2] == [0, 128]
+    assert done[-1] == result.prompt_tokens
 
 
 def test_stop_strings(loaded: Engine) -> None:
