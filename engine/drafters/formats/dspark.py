@@ -120,7 +120,7 @@ def _gemma4(settings: Settings, nested: Settings, first_row: int) -> BackboneCon
     kv_heads = settings.whole(kv_key or "num_key_value_heads")
     head_dim = settings.whole("global_head_dim", default=512)
     fields.check_heads(settings, heads, kv_heads, head_dim)
-    vocabulary = settings.whole("vocab_size", below=2**31)
+    vocabulary = settings.whole("vocab_size")
     return BackboneConfig(
         hidden_size=hidden,
         intermediate_size=settings.whole("intermediate_size"),

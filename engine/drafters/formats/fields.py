@@ -137,7 +137,7 @@ def dimensions(settings: Settings) -> dict[str, Any]:
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": head_dim,
-        "vocabulary": settings.whole("vocab_size", below=2**31),
+        "vocabulary": settings.whole("vocab_size"),
         "eps": settings.positive("rms_norm_eps"),
         "rope": rope(settings, head_dim),
         "attention_bias": settings.flag("attention_bias", False),

@@ -84,12 +84,12 @@ class Settings:
             raise self.wrong(key, "true or false")
         return value
 
-    def whole(self, key: str, least: int = 1, below: int | None = None, default: int | None = None) -> int:
+    def whole(self, key: str, least: int = 1, below: int = 2**31, default: int | None = None) -> int:
         """A whole number from `least`, and below `below`."""
         value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise self.wrong(key, f"a whole number from {least}")
-        if below is not None and value >= below:
+        if value >= below:
             raise self.wrong(key, f"a whole number below {below}")
         return value
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import math
 from dataclasses import replace
@@ -10,12 +12,15 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from numpy_drafters import NumpyTables
 from numpy_reference import Reference
 from twins import HIDDEN, TARGET, TWINS, VOCAB, Twin, engine_names, write_twin
 
 from dspark_tui.engine.drafters import checkpoint
+from dspark_tui.engine.drafters.checkpoint import CheckpointError
 from dspark_tui.engine.drafters.modules import build
 from dspark_tui.engine.protocol import Sampling
 from dspark_tui.engine.sampling import Sampler
@@ -129,3 +134,69 @@ def test_extra_tensors_are_left_aside_and_named(tmp_path: Path) -> None:
     found = checkpoint.inspect(tmp_path)
     assert found.notes == (f"{tmp_path.name} holds tensors that are not used: value_head.w.",)
     checkpoint.load(found, "it", NumpyTables(VOCAB, HIDDEN))
+
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 200),
+    st.just(10**400),
+    st.floats(allow_nan=False, width=32),
+    st.text(max_size=3),
+    st.lists(st.integers(-1, 6) | st.text(max_size=2) | st.dictionaries(st.text(), st.none()), max_size=3),
+    st.dictionaries(
+        st.sampled_from(["rope_theta", "rope_type", "type", "factor", "full_attention", "block_size"]),
+        st.integers() | st.sampled_from(["yarn", "default"]) | st.just({}),
+        max_size=3,
+    ),
+)
+PLACES = [
+    ("deepspec gemma4", ()),
+    ("deepspec gemma4", ("rope_parameters",)),
+    ("deepspec gemma4", ("rope_parameters", "full_attention")),
+    ("deepspec rnn", ()),
+    ("dflash sliding", ()),
+    ("dflash muse", ("dflash_config",)),
+    ("dflash reduced", ()),
+    ("dflash2", ()),
+    ("speculators dspark sliding", ()),
+    ("speculators dspark sliding", ("transformer_layer_config",)),
+    ("speculators dspark, one row more", ("speculators_config",)),
+    ("speculators dflash2", ()),
+    ("specforge", ()),
+    ("specforge", ("rope_scaling",)),
+    ("specforge", ("dflash_config",)),
+    ("liquid", ()),
+]
+ADDED = [
+    "is_causal", "causal", "use_swa", "swa_window_size", "rope_scaling", "rope_parameters",
+    "draft_vocab_size", "target_hidden_size", "sample_from_anchor", "logit_scale", "quantization",
+    "mscale", "mscale_all_dim",
+    "attention_factor", "truncate", "use_sliding_window", "max_window_layers", "projector_type",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {name: tmp_path_factory.mktemp("odd") for name, _ in PLACES}
+    for name, folder in folders.items():
+        write_twin(folder, TWINS[name])
+    return folders
+
+
+@settings(max_examples=600, deadline=None, derandomize=True, database=None)
+@given(data=st.data())
+def test_any_value_anywhere_is_read_or_refused(written: dict[str, Path], data: st.DataObject) -> None:
+    name, path = data.draw(st.sampled_from(PLACES))
+    config = copy.deepcopy(TWINS[name].config)
+    place = config
+    for key in path:
+        place = place[key]
+    place[data.draw(st.sampled_from([*place, *ADDED]))] = data.draw(ODD)
+    (written[name] / "config.json").write_text(json.dumps(config))
+    # Anything else than a refusal fails the test.
+    with contextlib.suppress(CheckpointError):
+        found = checkpoint.inspect(written[name])
+        tables = NumpyTables(VOCAB, HIDDEN)
+        if checkpoint.misfit(found, tables, TARGET) is None:
+            checkpoint.load(found, "it", tables)
