@@ -161,5 +161,8 @@ class DraftVocabulary:
 
     def best(self, logits: mx.array) -> mx.array:
         """The most likely tokens `[n]` of the target's vocabulary."""
-        drafted = mx.argmax(logits, axis=-1)
+        return self.targets(mx.argmax(logits, axis=-1))
+
+    def targets(self, drafted: mx.array) -> mx.array:
+        """The target's ids of draft ids."""
         return drafted if self._targets is None else self._targets[drafted]

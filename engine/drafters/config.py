@@ -89,7 +89,9 @@ class HeadConfig:
     `softcap * tanh(head(h) * multiplier / softcap)`, before any Markov bias. `draft_vocabulary`: rows of the
     head when it is reduced (then `d2t` maps draft ids to target ids by offset), None when it is the target's.
     `own_embedding` and `own_head`: tables in the checkpoint that serve instead of the target's.
-    `markov` None: no prefix correction. `confidence` None: no confidence head; else what it reads.
+    `markov` None: no prefix correction. `markov_candidates`: how many of a row's best tokens the correction
+    may choose among, None for all (the full product reads the whole of W2 once a draft). `confidence` None:
+    no confidence head; else what it reads.
     `selector_rank` 0: no candidate selector.
     """
 
@@ -101,6 +103,7 @@ class HeadConfig:
     own_head: bool = False
     markov: MarkovKind | None = None
     markov_rank: int = 0
+    markov_candidates: int | None = None
     confidence: Literal["hidden", "hidden and markov"] | None = None
     selector_rank: int = 0
     selector_top_k: int = 0

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from dspark_tui.engine.drafters.base import Proposal
 from dspark_tui.engine.drafters.block import BlockDrafter
+from dspark_tui.engine.drafters.candidates import top_candidates
 from dspark_tui.engine.sampling import Sampler
 from dspark_tui.engine.verify import DenseQ
 
@@ -19,43 +20,49 @@ class DSpark(BlockDrafter):
     """Drafts one after the other from the corrected logits."""
 
     def _draft(self, hidden: mx.array, logits: mx.array, anchor: int, sampler: Sampler) -> Proposal:
+        k, first = logits.shape[0], self.head.first_row
+        rows = _Rows(self, logits)
         previous = mx.array([anchor], dtype=mx.uint32)
         state: mx.array | None = None
         tokens: list[mx.array] = []
         q: list[mx.array] = []
         confidences: list[mx.array] = []
-        if self.head.first_row == 1 and self.head.markov == "rnn":
+        if first == 1 and self.head.markov == "rnn":
             # Such heads are trained with a state that has seen the anchor's row.
-            _, state, _ = self._correct(hidden[:1], previous, None)
-        for j in range(logits.shape[0]):
-            at = j + self.head.first_row
-            row = hidden[at : at + 1]
-            bias, state, entry = self._correct(row, previous, state)
+            _, state, _ = self._step(hidden[:1], previous, None)
+        for j in range(k):
+            row = hidden[j + first : j + first + 1]
+            turned, state, entry = self._step(row, previous, state)
             if self.head.confidence is not None:
                 confidences.append(self._confidence(row, entry))
-            previous, p = self._choose(
-                logits[j : j + 1] if bias is None else logits[j : j + 1] + bias, tokens, sampler
-            )
+            if sampler.greedy and not sampler.adjusts:
+                previous = rows.best(j, turned)
+            else:
+                before = mx.concatenate(tokens) if tokens else None
+                scores = sampler.rows(rows.scores(j, turned), before)
+                if sampler.greedy:
+                    previous = mx.argmax(scores, axis=-1)
+                else:
+                    q.append(sampler.probabilities(scores))
+                    previous = sampler.draws.choose(q[-1])
             tokens.append(previous)
-            if p is not None:
-                q.append(p)
         return Proposal(
             mx.concatenate(tokens),
             DenseQ(mx.concatenate(q)) if q else None,
             mx.concatenate(confidences) if confidences else None,
         )
 
-    def _correct(
+    def _step(
         self, row: mx.array, previous: mx.array, state: mx.array | None
     ) -> tuple[mx.array | None, mx.array | None, mx.array | None]:
-        """The bias `[1, draft vocabulary]` on a row's logits, the head's next state, and its entry of the
-        token before; nothing without a Markov head. A bias that is not used is not computed."""
+        """The Markov head's step after the token `previous` `[1]`: what W2 makes the bias of, the next state
+        and the token's entry, each `[1, rank]`; nothing without such a head."""
         if self.head.markov is None:
             return None, None, None
         head = self.model.markov_head
         entry = head.markov_w1(previous)
         turned, state = head.step(entry, row, head.start(entry) if state is None else state)
-        return head.markov_w2(turned), state, entry
+        return turned, state, entry
 
     def _confidence(self, row: mx.array, entry: mx.array | None) -> mx.array:
         """The estimate `[1]` that the draft of this row is accepted if those before it are."""
@@ -64,15 +71,40 @@ class DSpark(BlockDrafter):
             seen = mx.concatenate([row, entry], axis=-1)
         return mx.sigmoid(self.model.confidence_head.proj(seen))[0]
 
-    def _choose(
-        self, logits: mx.array, before: list[mx.array], sampler: Sampler
-    ) -> tuple[mx.array, mx.array | None]:
-        """The token `[1]` of one row after the drafts `before`, and the distribution `[1, vocabulary]` it
-        was drawn from, None when greedy."""
-        if sampler.greedy and not sampler.adjusts:
-            return self._vocabulary.best(logits), None
-        logits = sampler.rows(self._vocabulary.spread(logits), mx.concatenate(before) if before else None)
-        if sampler.greedy:
-            return mx.argmax(logits, axis=-1), None
-        p = sampler.probabilities(logits)
-        return sampler.draws.choose(p), p
+
+class _Rows:
+    """The head's logits `[k, draft vocabulary]` and their correction, over all tokens or over each row's best
+    candidates: then nothing else can be drafted, and the scores say so."""
+
+    def __init__(self, drafter: DSpark, logits: mx.array) -> None:
+        self._logits, self._vocabulary = logits, drafter._vocabulary
+        self._markov = drafter.model.markov_head if drafter.head.markov is not None else None
+        count = drafter.head.markov_candidates
+        self._ids: mx.array | None = None
+        if self._markov is not None and count is not None and count < logits.shape[-1]:
+            self._ids, self._values = top_candidates(logits, count)
+            self._rows_of_w2 = self._markov.restricted(self._ids)
+
+    def _candidates(self, j: int, turned: mx.array) -> mx.array:
+        """Corrected logits `[c]` of the row's candidates."""
+        return self._values[j] + (self._rows_of_w2[j] @ turned[0]).astype(mx.float32)
+
+    def _corrected(self, j: int, turned: mx.array | None) -> mx.array:
+        """Corrected logits `[1, draft vocabulary]`."""
+        row = self._logits[j : j + 1]
+        return row if self._markov is None or turned is None else row + self._markov.markov_w2(turned)
+
+    def best(self, j: int, turned: mx.array | None) -> mx.array:
+        """The most likely token `[1]` of row `j`, in the target's ids."""
+        if self._ids is None or turned is None:
+            return self._vocabulary.best(self._corrected(j, turned))
+        slot = mx.argmax(self._candidates(j, turned), keepdims=True)
+        return self._vocabulary.targets(self._ids[j][slot])
+
+    def scores(self, j: int, turned: mx.array | None) -> mx.array:
+        """Row `j`, `[1, vocabulary]` float32 in the target's ids."""
+        if self._ids is None or turned is None:
+            return self._vocabulary.spread(self._corrected(j, turned))
+        nothing = mx.full((1, self._logits.shape[-1]), -mx.inf)
+        some = mx.put_along_axis(nothing, self._ids[j][None], self._candidates(j, turned)[None], axis=-1)
+        return self._vocabulary.spread(some)

@@ -46,6 +46,21 @@ class MarkovHead(nn.Module):
             return mx.tanh(out), gate * state + (1 - gate) * mx.tanh(candidate)
         return entry, state
 
+    def restricted(self, ids: mx.array) -> mx.array:
+        """The rows of W2 that turn `step`'s output into biases of `ids` `[k, c]` alone: `[k, c, rank]`."""
+        table = self.markov_w2
+        if "scales" not in table:
+            return table.weight[ids]
+        biases = table.get("biases")
+        return mx.dequantize(
+            table.weight[ids],
+            table.scales[ids],
+            None if biases is None else biases[ids],
+            group_size=table.group_size,
+            bits=table.bits,
+            mode=table.mode,
+        )
+
 
 class ConfidenceHead(nn.Module):
     """One logit a position."""

@@ -44,6 +44,8 @@ def contradiction(config: BackboneConfig, head: HeadConfig) -> str | None:
         return "a reduced vocabulary needs a head of its own"
     if head.markov is not None and head.markov_rank < 1:
         return "a Markov head needs a rank"
+    if head.markov_candidates is not None and head.markov_candidates < 1:
+        return "a Markov head needs a candidate to choose"
     if head.confidence == "hidden and markov" and head.markov is None:
         return "the confidence head reads a Markov head that is not there"
     if head.selector_rank:

@@ -236,7 +236,10 @@ class Reference:
         row = hidden[slot + self.head.first_row]
         logits = self._base(row)
         if self.head.markov is not None:
-            logits = logits + self._bias(hidden, slot, before)
+            corrected = logits + self._bias(hidden, slot, before)
+            kept = np.argsort(-logits)[: self.head.markov_candidates]
+            logits = np.full_like(logits, -np.inf)
+            logits[kept] = corrected[kept]
         if self.head.draft_vocabulary is not None:
             assert self.d2t is not None
             spread = np.full(self.config.vocabulary, -np.inf)

@@ -13,7 +13,7 @@ from numpy_drafters import Array, NumpyTables, Shape, reference, write_drafter
 from dspark_tui.engine.drafters import checkpoint
 from dspark_tui.engine.drafters.base import Proposal
 from dspark_tui.engine.drafters.block import BlockDrafter
-from dspark_tui.engine.drafters.dflash2 import top_candidates
+from dspark_tui.engine.drafters.candidates import top_candidates
 from dspark_tui.engine.protocol import Sampling
 from dspark_tui.engine.sampling import Sampler
 from dspark_tui.engine.verify import DenseQ, SparseQ

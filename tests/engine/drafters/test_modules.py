@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.rope_utils import ProportionalRoPE, YarnRoPE
-from numpy_drafters import NumpyTables
+from numpy_drafters import NumpyTables, unpack
 from numpy_reference import Array, Reference
 
 from dspark_tui.engine.drafters.base import Proposal
@@ -114,6 +114,11 @@ CASES = {
         "dspark", PLAIN, replace(DSPARK, markov="gated", softcap=2.0, **REDUCED)
     ),
     "reduced vocabulary, dflash": Case("dflash", PLAIN, HeadConfig(first_row=1, **REDUCED)),
+    "some candidates": Case("dspark", PLAIN, replace(DSPARK, markov_candidates=6)),
+    "some candidates, reduced vocabulary": Case(
+        "dspark", PLAIN, replace(DSPARK, first_row=1, markov="rnn", markov_candidates=5, **REDUCED)
+    ),
+    "more candidates than tokens": Case("dspark", PLAIN, replace(DSPARK, markov_candidates=1000)),
     # DFlash 2.
     "selector": Case(
         "dflash2", replace(CONVOLVED, attention=windows((WINDOW, False), (WINDOW, False)).attention), SELECTOR
@@ -297,6 +302,29 @@ def test_rows_that_no_layer_sees_are_not_projected(name: str, kept: int) -> None
     assert pair.drafter.length == 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_some_candidates_of_a_quantised_correction(temperature: float) -> None:
+    """Only the candidates' rows of the packed table are unpacked; the result is that of the whole table."""
+    pair = Pair(Case("dspark", PLAIN, replace(DSPARK, markov_rank=32, markov_candidates=9)))
+    markov = pair.drafter.model.markov_head
+    packed, scales, biases = mx.quantize(markov.markov_w2.weight, group_size=32, bits=4)
+    markov.markov_w2 = markov.markov_w2.to_quantized(group_size=32, bits=4)
+    pair.reference.weights["markov_head.markov_w2.weight"] = np.float64(
+        unpack(packed, scales, biases, bits=4)
+    )
+    context = pair.rows(4)
+    pair.drafter.extend(mx.array(context), 0)
+    if not temperature:
+        pair.check(context)
+        return
+    proposal = pair.drafter.propose(ANCHOR, 99, Sampler(Sampling(temperature=temperature), 2))
+    hidden = pair.reference.hidden(context, ANCHOR)
+    drafts: list[int] = proposal.tokens.tolist()  # type: ignore[assignment]
+    wanted = pair.reference.distributions(hidden, ANCHOR, drafts, temperature, 0, 1.0)
+    assert isinstance(proposal.q, DenseQ)
+    np.testing.assert_allclose(np.array(proposal.q.probs), wanted, atol=1e-4)
+
+
 # ---------------------------------------------------------------------------- rotary positions
 
 
@@ -380,6 +408,7 @@ RUNS = 500
         "reduced vocabulary",
         "reduced vocabulary, rnn",
         "reduced vocabulary, dflash",
+        "some candidates",
     ],
 )
 def test_drafts_are_drawn_from_q(name: str) -> None:
@@ -473,6 +502,7 @@ CONTRADICTIONS: dict[str, tuple[BackboneConfig, HeadConfig]] = {
     "must hold a row": (windows((0, False), (None, False)), DFLASH),
     "a head of its own": (PLAIN, replace(DSPARK, draft_vocabulary=20)),
     "needs a rank": (PLAIN, replace(DSPARK, markov_rank=0)),
+    "needs a candidate": (PLAIN, replace(DSPARK, markov_candidates=0)),
     "that is not there": (PLAIN, replace(DSPARK, markov=None)),
     "does not go with": (PLAIN, replace(DSPARK, selector_rank=4, selector_top_k=4)),
     "cannot be picked": (PLAIN, replace(SELECTOR, selector_top_k=51)),
