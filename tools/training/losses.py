@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 import mlx.core as mx
 
-from dspark_tui.engine.drafters.dflash2 import top_candidates
+from dspark_tui.engine.drafters.candidates import top_candidates
 from training.design import Design
 from training.forward import hidden_states, linear
 from training.weights import Weights
