@@ -83,7 +83,8 @@ class Drafter(Protocol):
         ...
 
     def truncate(self, length: int) -> None:
-        """Forget the context from position `length` on."""
+        """Forget the context from position `length` on. Where that cannot be done, since rows that would be
+        seen again have been dropped, all of it is forgotten: `length` is 0 then."""
         ...
 
     def reset(self, position: int = 0) -> None:
