@@ -15,9 +15,10 @@ BLAS = use_fast_blas()
 
 from dspark_tui.engine.answer_text import AnswerText  # noqa: E402
 from dspark_tui.engine.backend import Control  # noqa: E402
+from dspark_tui.engine.calibration import calibrate  # noqa: E402
 from dspark_tui.engine.generator import generate  # noqa: E402
 from dspark_tui.engine.loader import load_target, make_session  # noqa: E402
-from dspark_tui.engine.models.resolve import pull  # noqa: E402
+from dspark_tui.engine.models.resolve import ResolvedModel, pull  # noqa: E402
 from dspark_tui.engine.protocol import Sampling, SwitchDrafter  # noqa: E402
 from dspark_tui.engine.reply import Reply  # noqa: E402
 from dspark_tui.engine.sampling import Sampler  # noqa: E402
@@ -26,6 +27,7 @@ from dspark_tui.engine.session import Session  # noqa: E402
 REFERENCE = Path(__file__).parent.parent / "tests" / "data" / "reference.json"
 GREEDY = Sampling()
 ARMS = ("none", "dspark", "dflash", "dflash2")
+DRAFTING = ("lookup", "auto")
 
 
 def reference() -> list[dict[str, Any]]:
@@ -36,9 +38,15 @@ def reference() -> list[dict[str, Any]]:
 
 def open_demo() -> Session:
     """The demo pair, fetched when it is not on this machine."""
-    model, _ = pull("demo", lambda *_: None)
+    return open_target(pull("demo", lambda *_: None)[0])
+
+
+def open_target(model: ResolvedModel, whole: bool = False) -> Session:
+    """The target `model` with its drafters, its costs measured. `whole`: every block is drafted whole."""
     target, config = load_target(model, lambda *_: None)
-    session, _ = make_session(target, config, None)
+    session, _ = make_session(target, config, None, lookup=False)
+    session.adaptive = not whole
+    calibrate(target, session.costs, 10)
     return session
 
 

@@ -37,11 +37,12 @@ def main() -> None:
     parser.add_argument("--prompts", default="", help="comma-separated numbers, all ten by default")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--whole", action="store_true", help="draft whole blocks, whatever they cost")
     options = parser.parse_args()
 
     session = demo.open_demo()
     target, taps = session.target, session.target.taps
-    arms = [*demo.ARMS, "mlx-lm"]
+    arms = [*demo.ARMS, *demo.DRAFTING, "mlx-lm"]
     chosen = [int(i) for i in options.prompts.split(",") if i] or range(len(demo.reference()))
     rows = [demo.reference()[i] for i in chosen]
 
@@ -52,6 +53,7 @@ def main() -> None:
             tokens, rate = stream_generate(target.model, target.tokenizer, prompt, options.tokens)
             target.tap(taps)
             return tokens, rate, 1.0
+        session.adaptive = not options.whole
         session.select(arm)
         reply = demo.answer(session, prompt, options.tokens)
         return list(reply.tokens), reply.tokens_per_second or 0.0, reply.accept_length or 0.0

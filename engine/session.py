@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import mlx.core as mx
 import msgspec
@@ -28,7 +29,8 @@ CHUNK_CPU, CHUNK_GPU = 128, 512
 CUT_ANYWHERE = {KVCache, QuantizedKVCache, ConcatenateKVCache}
 """Cache kinds that keep every row."""
 NONE = DrafterInfo(name="none", method="none", state="none", loaded=True)
-LOOKUP, AUTO = "lookup", "auto"
+LOOKUP: Final = "lookup"
+AUTO: Final = "auto"
 
 
 @dataclass(frozen=True)

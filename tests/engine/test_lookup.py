@@ -84,7 +84,7 @@ def test_the_history_may_grow_and_shrink_between_drafts(tokens: list[int], steps
             lookup.truncate(len(history))
         else:
             history += [anchor, *((step * 7 + i) % 3 for i in range(step))]
-        fresh = Lookup(lambda: history)
+        fresh = Lookup(lambda now=tuple(history): now)
         args = (anchor, 5, Sampler(Sampling(), 0))
         assert lookup.propose(*args).tokens.tolist() == fresh.propose(*args).tokens.tolist()
         assert lookup.match(anchor) == fresh.match(anchor)
