@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from dspark_tui.engine.drafters.base import Drafter
 
@@ -50,9 +50,20 @@ class Loading:
 
 
 def _arrays(drafter: Drafter) -> list[mx.array]:
-    """Every array that a drafter and its modules hold, parameters or not."""
-    held = list(vars(drafter).values())
-    for value in list(held):
-        if isinstance(value, nn.Module):
-            held += [inner for _, module in value.named_modules() for inner in module.values()]
-    return [value for value in held if isinstance(value, mx.array)]
+    """Every array that a drafter, its modules and its other parts hold, parameters or not."""
+    found: list[mx.array] = []
+    seen: set[int] = set()
+    queue: list[Any] = [drafter]
+    while queue:
+        thing = queue.pop()
+        if isinstance(thing, mx.array):
+            found.append(thing)
+        elif id(thing) not in seen:
+            seen.add(id(thing))
+            if isinstance(thing, dict):  # a module too: its arrays and children are its items
+                queue += thing.values()
+            elif isinstance(thing, list | tuple):
+                queue += thing
+            if type(thing).__module__.startswith(__package__):
+                queue += getattr(thing, "__dict__", {}).values()
+    return found

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from tiny_pair import Oracle, make_drafter, make_target, no_commands, plain_greedy
 
 from dspark_tui.engine.answer_text import AnswerText
 from dspark_tui.engine.drafters.base import Drafter
+from dspark_tui.engine.drafters.config import HeadConfig, Rope, Yarn
+from dspark_tui.engine.drafters.modules import bind, build
 from dspark_tui.engine.generator import RoundStep, Step, generate
 from dspark_tui.engine.protocol import DrafterInfo, Sampling, SwitchDrafter
 from dspark_tui.engine.reply import Reply
@@ -118,6 +122,29 @@ def test_what_was_loaded_drafts_from_the_next_round_on() -> None:
     assert session.drafter.length >= len(PROMPT) + 4
     list(steps)
     assert reply.tokens == KNOWN
+
+
+def test_whatever_a_drafter_holds_crosses_the_threads() -> None:
+    """Lazy arrays would not: reduced vocabularies and scaled rotary positions hold some of their own."""
+    config = replace(make_drafter("dspark", TARGET).config, rope=Rope(1e4, yarn=Yarn(4.0, 64)))
+    head = HeadConfig(
+        first_row=0, markov="rnn", markov_rank=4, draft_vocabulary=6, own_head=True, own_embedding=True
+    )
+
+    def load() -> Drafter:
+        shift = mx.arange(6) + 1
+        return bind("late", "dspark", config, head, build(config, head), TARGET, mx.float32, d2t=shift)
+
+    TARGET.reset()
+    session = Session(TARGET, [Candidate(DrafterInfo("late", "dspark", drafts=5), (0, 2), load)])
+    session.adaptive = False
+    session.keep(session.load("late"))
+    session.select("late")
+    reply, steps = steps_of(session, Switching(session), no_commands())
+    list(steps)
+    assert reply.tokens == KNOWN
+    assert session.info.state == "active"
+    assert "late" in {stat.source for stat in reply.rounds}
 
 
 def test_a_load_that_fails_costs_nothing() -> None:

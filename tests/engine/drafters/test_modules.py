@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
@@ -16,6 +18,7 @@ from numpy_reference import Array, Reference
 from dspark_tui.engine.drafters.base import Proposal
 from dspark_tui.engine.drafters.block import BlockDrafter
 from dspark_tui.engine.drafters.config import BackboneConfig, HeadConfig, LayerAttention, Rope, Yarn
+from dspark_tui.engine.drafters.context_ring import ContextRing
 from dspark_tui.engine.drafters.modules import bind, build
 from dspark_tui.engine.drafters.rotary import Rotary, frequencies
 from dspark_tui.engine.protocol import Method, Sampling
@@ -529,3 +532,69 @@ def test_building_takes_no_memory() -> None:
     before = mx.get_active_memory()
     build(large, replace(DSPARK, own_embedding=True, own_head=True))
     assert mx.get_active_memory() - before < 1 << 20
+
+
+# ---------------------------------------------------------------------------- planted faults
+
+
+def one_position_early(patch: pytest.MonkeyPatch) -> None:
+    """The block begins on the last context row's position."""
+    turn = Rotary.__call__
+
+    def early(self: Rotary, x: mx.array, position: int) -> mx.array:
+        block = x.shape[2] == PLAIN.block_size
+        return turn(self, x, position - 1 if block else position)
+
+    patch.setattr(Rotary, "__call__", early)
+
+
+def causal_block(patch: pytest.MonkeyPatch) -> None:
+    """A row of the block does not see the rows after it."""
+    patch.setattr(ContextRing, "mask", lambda self, rows: "causal")
+
+
+def bias_before_the_cap(patch: pytest.MonkeyPatch) -> None:
+    """The Markov bias goes through the soft cap with the logits."""
+    cap = CASES["gemma"].head.softcap
+    assert cap is not None
+    bias = nn.Linear.__call__
+
+    def squashed(self: nn.Linear, x: mx.array) -> mx.array:
+        out = bias(self, x)
+        return mx.tanh(out / cap) * cap if x.shape[-1] == DSPARK.markov_rank else out
+
+    patch.setattr(nn.Linear, "__call__", squashed)
+
+
+def wrong_predecessor(patch: pytest.MonkeyPatch) -> None:
+    """Every slot is scored after the anchor instead of after the draft before it."""
+    call = nn.Embedding.__call__
+
+    def stuck(self: nn.Embedding, ids: mx.array) -> mx.array:
+        return call(self, mx.array([ANCHOR], dtype=mx.uint32) if ids.shape == (1,) else ids)
+
+    patch.setattr(nn.Embedding, "__call__", stuck)
+
+
+@pytest.mark.parametrize(
+    ("name", "plant"),
+    [
+        ("yarn", one_position_early),
+        ("next tokens without markov", causal_block),
+        ("gemma", bias_before_the_cap),
+        ("selector", wrong_predecessor),
+    ],
+)
+def test_a_planted_fault_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, name: str, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    def compare() -> None:
+        pair = Pair(CASES[name])
+        rows = pair.rows(7)
+        pair.drafter.extend(mx.array(rows), 0)
+        pair.check(rows)
+
+    compare()
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        compare()
