@@ -8,7 +8,7 @@ committed; rejected rows leave the cache. Everything of a round is one lazy grap
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,7 +74,7 @@ def generate(
     sampler: Sampler,
     commands: Commands,
     switching: Switching | None = None,
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """Answer `reply.prompt`, filling `reply`, until it says a reason to end.
 
     Also when the iterator is closed early, the session is left consistent: the cache holds committed

@@ -8,8 +8,10 @@ second, a bandit whose exploration has the same bound.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal
 
 from dspark_tui.engine.costs import CostCurve, DraftCost
@@ -32,13 +34,16 @@ _EXPLORE_EVERY = 16
 """Rounds between two that draft the whole block, so that later positions are not forgotten, or a block whose
 cost is not known yet."""
 
-_LEAST_WAIT = 8
-"""Tokens between two probes, at least."""
+_LEAST_WAIT, _MOST_WAIT = 8, 512
+"""Tokens between two probes."""
 
 _CLOSE, _LOOK_BACK = 1.3, 32
 """Below this multiple of the plain speed, one in so many rounds is plain: to know what a plain step costs."""
 
-_FORGET = 0.9
+_NEWEST, _OUTLIER = 16, 3.0
+"""Rounds that a drafter's speed is taken from; one that took so many times the median is left out: kernels
+were compiled, or something else had the processor."""
+
 _STEEP = 1.15
 """Cost of a round with the whole block against one with a single draft, from which it pays to wait for the
 drafter's confidence before the forward is begun."""
@@ -51,11 +56,13 @@ class Arm:
     drafter: Drafter
     acceptance: Acceptance
     draft: DraftCost = field(default_factory=DraftCost)
-    tokens: float = 0.0
-    seconds: float = 0.0
+    newest: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_NEWEST))
+    """Tokens and seconds of its newest rounds."""
     rounds: int = 0
     confident: bool = False
     """Whether its drafts come with its own estimate of acceptance."""
+    losses: int = 0
+    """Rounds in a row that were slower than what else could have been done."""
     due: int = 0
     """Tokens after which it may be tried again while something else is thought better."""
 
@@ -67,12 +74,16 @@ class Arm:
     @property
     def speed(self) -> float | None:
         """Measured tokens per second of its newest rounds; None before there are some."""
-        return self.tokens / self.seconds if self.rounds and self.seconds > 0 else None
+        if not self.newest:
+            return None
+        usual = median(seconds for _, seconds in self.newest)
+        kept = [(tokens, seconds) for tokens, seconds in self.newest if seconds <= _OUTLIER * usual]
+        spent = sum(seconds for _, seconds in kept)
+        return sum(tokens for tokens, _ in kept) / spent if spent > 0 else None
 
     def learn(self, committed: int, seconds: float) -> None:
         """Take in one of its rounds."""
-        self.tokens = self.tokens * _FORGET + committed
-        self.seconds = self.seconds * _FORGET + seconds
+        self.newest.append((committed, seconds))
         self.rounds += 1
 
 
@@ -107,6 +118,9 @@ class Pilot:
         self.costs, self.arms, self.lookup, self.auto = costs, list(arms), lookup, auto
         self.state: State = "active"
         self.reason = ""
+        for arm in (*arms, lookup):
+            if arm is not None:
+                arm.due = 0
         self._tokens = 0
         self._rounds = 0
 
@@ -223,7 +237,10 @@ class Pilot:
         rival = choice.rival or 1.0 / self.costs.seconds(1, depth)
         # What a try cost has to be earned back before the next one; one that cost nothing may be repeated.
         lost = max(0.0, seconds - committed / rival)
-        arm.due = self._tokens + (max(_LEAST_WAIT, round(lost * rival / PROBING)) if lost else 0)
+        arm.losses = arm.losses + 1 if lost else 0
+        wait = max(_LEAST_WAIT, round(lost * rival / PROBING)) if lost else 0
+        # However much the first tries cost: if kernels were compiled, that was once.
+        arm.due = self._tokens + min(wait, _MOST_WAIT, _LEAST_WAIT << min(arm.losses, 16))
         return not self.auto and arm in self.arms and self._judge(arm, depth)
 
     def _judge(self, arm: Arm, depth: int) -> bool:

@@ -19,7 +19,7 @@ import mlx.core as mx  # noqa: E402
 from dspark_tui.engine import kv_bits, saved_context  # noqa: E402
 from dspark_tui.engine.answer_text import AnswerText  # noqa: E402
 from dspark_tui.engine.backend import BackendError, Control, Emit  # noqa: E402
-from dspark_tui.engine.calibration import calibrate  # noqa: E402
+from dspark_tui.engine.calibration import calibrate, warm_up  # noqa: E402
 from dspark_tui.engine.chat_template import TemplateError, chat_template  # noqa: E402
 from dspark_tui.engine.drafters.checkpoint import CheckpointError  # noqa: E402
 from dspark_tui.engine.generator import PrefillStep, RoundStep, Step, generate  # noqa: E402
@@ -97,16 +97,19 @@ class MlxBackend:
                 target, config, command.drafter, command.drafter_bits, command.lookup
             )
             report("drafter", 0, 1, "steps")
-            info = session.select(drafter)
-            calibrate(target, session.costs, max(d.drafts for d in session.drafters() if d.usable))
+            session.select(drafter)
             report("drafter", 1, 1, "steps")
+            report("warm up", 0, 1, "steps")
+            warm_up(session)
+            calibrate(target, session.costs, max(d.drafts for d in session.drafters() if d.usable))
+            report("warm up", 1, 1, "steps")
         except (ModelError, UnknownDrafter, CheckpointError) as error:
             raise _sentence(error) from error
         _wire_memory()
         mx.reset_peak_memory()
         self.session, self._load_seconds = session, time.perf_counter() - begun
         notes = [BLAS.note] if BLAS.note and on_cpu() else []
-        emit(Loaded(command.id, target.info, info, session.drafters(), self._load_seconds, notes))
+        emit(Loaded(command.id, target.info, session.info, session.drafters(), self._load_seconds, notes))
 
     def pull(self, command: Pull, emit: Emit) -> None:
         """Fetch a model."""

@@ -206,6 +206,28 @@ def test_auto_decodes_plainly_when_nothing_pays(monkeypatch: pytest.MonkeyPatch)
     assert seconds <= 1.15 * plain(STEEP)
 
 
+class Compiling(Costly):
+    """The first drafts take seconds, since kernels are compiled."""
+
+    def propose(self, anchor: int, k: int, sampler: Sampler) -> Proposal:
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls <= 3:
+            self._clock.now += 20.0
+        return super().propose(anchor, k, sampler)
+
+
+@pytest.mark.parametrize("name", ["costly", "auto"])
+def test_kernels_that_are_compiled_at_first_do_not_count_against_a_drafter(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    clock = Clock()
+    drafter = Compiling(clock, lambda at: 0.9, 1.0)
+    _, session, _, reply = run(monkeypatch, clock, FLAT, [drafter], name)
+    assert session.info.state == "active"
+    late = [stat for stat in reply.rounds[-30:] if stat.source == "costly"]
+    assert len(late) > 20
+
+
 def test_with_a_seed_nothing_depends_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = []
     for costs in (FLAT, STEEP):

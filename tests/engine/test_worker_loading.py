@@ -31,7 +31,14 @@ def test_loading_says_what_it_is(engine: Engine, models: Path) -> None:
     assert said.seconds > 0
     stages = [(p.stage, p.done, p.total) for p in engine.of(Progress)]
     size = (models / "target" / "model.safetensors").stat().st_size
-    assert stages == [("read", 0, size), ("read", size, size), ("drafter", 0, 1), ("drafter", 1, 1)]
+    assert stages == [
+        ("read", 0, size),
+        ("read", size, size),
+        ("drafter", 0, 1),
+        ("drafter", 1, 1),
+        ("warm up", 0, 1),
+        ("warm up", 1, 1),
+    ]
 
 
 @pytest.mark.usefixtures("known")
