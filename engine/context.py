@@ -7,6 +7,9 @@ import mlx.core as mx
 WINDOW = 4096
 """Newest positions that are kept. Published heads are trained on contexts of 4,096 tokens."""
 
+LIMIT = 512 * 1024 * 1024
+"""Bytes that the rows may take: 4,096 positions of five taps of width 5,120 are 200 MiB in bf16."""
+
 _COMPACT_AT = 64
 
 
@@ -14,8 +17,9 @@ class ContextRows:
     """Tap rows of the positions `base` to `length - 1`, `[*, taps * hidden]`: the newest `window` of them,
     and as many before as came with those in one piece."""
 
-    def __init__(self, window: int = WINDOW) -> None:
-        self.window = window
+    def __init__(self, window: int = WINDOW, limit: int = LIMIT) -> None:
+        """`limit`: bytes; where wide rows would take more, fewer positions are kept."""
+        self.window, self._limit = window, limit
         self.base = 0
         self.length = 0
         self._chunks: list[mx.array] = []
@@ -24,10 +28,11 @@ class ContextRows:
         """Add the rows `[n, width]` of the next `n` committed positions."""
         self._chunks.append(rows)
         self.length += rows.shape[0]
-        while self._chunks and self.length - self.base - self._chunks[0].shape[0] >= self.window:
+        window = min(self.window, max(1, self._limit // max(1, rows[:1].nbytes)))
+        while self._chunks and self.length - self.base - self._chunks[0].shape[0] >= window:
             self.base += self._chunks.pop(0).shape[0]
         if len(self._chunks) > _COMPACT_AT:
-            start, merged = self.since(self.length - self.window)
+            start, merged = self.since(self.length - window)
             assert merged is not None
             mx.eval(merged)
             self._chunks, self.base = [merged], start

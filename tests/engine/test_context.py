@@ -112,3 +112,15 @@ def test_truncating_beyond_the_end_changes_nothing() -> None:
     empty = ContextRows()
     empty.truncate(7)
     assert empty.length == 0
+
+
+def test_wide_rows_keep_fewer_positions() -> None:
+    rows = ContextRows(window=100, limit=10 * 8 * 4)
+    for i in range(400):
+        rows.append(mx.full((1, 8), float(i)))
+    start, kept = rows.since(0)
+    assert kept is not None
+    assert rows.bytes <= (10 + 64) * 8 * 4
+    assert start + kept.shape[0] == 400
+    assert kept.shape[0] >= 10
+    assert kept[-1, 0].item() == 399.0
