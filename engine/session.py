@@ -199,6 +199,13 @@ class Session:
         self._state = msgspec.structs.replace(self._state, state=self.pilot.state, reason=self.pilot.reason)
         return self._state
 
+    def give_up(self, name: str, reason: str) -> DrafterInfo:
+        """Decode plainly in place of a drafter that cannot be loaded, keeping its name on show."""
+        (info,) = (info for info in self.drafters() if info.name == name)
+        self.pilot = Pilot(self.costs, ())
+        self._state = msgspec.structs.replace(info, state="fell_back", reason=reason)
+        return self._state
+
     def fall_back(self, drafter: Drafter, reason: str) -> DrafterInfo:
         """Go on without `drafter`, keeping the name of what was chosen on show with the reason."""
         self.pilot.drop(drafter)

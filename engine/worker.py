@@ -24,11 +24,11 @@ from dspark_tui.engine.chat_template import TemplateError, chat_template  # noqa
 from dspark_tui.engine.drafters.checkpoint import CheckpointError  # noqa: E402
 from dspark_tui.engine.generator import PrefillStep, RoundStep, Step, generate  # noqa: E402
 from dspark_tui.engine.kv_store import CannotKeep, ContextStore, NothingKept  # noqa: E402
-from dspark_tui.engine.loader import check_drafter, load_target, make_session  # noqa: E402
+from dspark_tui.engine.loader import Report, check_drafter, load_target, make_session  # noqa: E402
 from dspark_tui.engine.models import demo  # noqa: E402
 from dspark_tui.engine.models.errors import ModelError  # noqa: E402
 from dspark_tui.engine.models.inventory import list_models  # noqa: E402
-from dspark_tui.engine.models.resolve import pull, resolve  # noqa: E402
+from dspark_tui.engine.models.resolve import ResolvedModel, pull, resolve  # noqa: E402
 from dspark_tui.engine.penalties import unknown_biased_token  # noqa: E402
 from dspark_tui.engine.precision import on_cpu  # noqa: E402
 from dspark_tui.engine.protocol import (  # noqa: E402
@@ -73,13 +73,15 @@ class MlxBackend:
 
     def __init__(self) -> None:
         self.session: Session | None = None
+        self._opened: tuple[ResolvedModel, Load] | None = None
         self._load_seconds = 0.0
 
     # ------------------------------------------------------------------ models
 
     def load(self, command: Load, emit: Emit) -> None:
-        """Load a target and a drafter. The present pair stays when the request itself is wrong, and is
-        given up before the new weights are read, since two targets may not fit."""
+        """Load a target and a drafter. The present pair stays when the request itself is wrong. It is given
+        up before the new weights are read, since two targets may not fit, and loaded again when the new
+        ones turn out to be damaged. A target whose drafter is damaged decodes without it."""
         begun = time.perf_counter()
         if problem := kv_bits.problem(command.kv_bits):
             raise BackendError(problem, "usage")
@@ -90,26 +92,47 @@ class MlxBackend:
             else:
                 model = resolve(command.model)
             check_drafter(model, command.drafter, command.drafter_bits)
-            self.session = None
-            mx.clear_cache()
-            target, config = load_target(model, report, command.kv_bits)
-            session, drafter = make_session(
-                target, config, command.drafter, command.drafter_bits, command.lookup
-            )
-            report("drafter", 0, 1, "steps")
-            session.select(drafter)
-            report("drafter", 1, 1, "steps")
-            report("warm up", 0, 1, "steps")
-            warm_up(session)
-            calibrate(target, session.costs, max(d.drafts for d in session.drafters() if d.usable))
-            report("warm up", 1, 1, "steps")
+            before, self._opened = self._opened, None
+            try:
+                self._open(model, command, report)
+            except (ModelError, UnknownDrafter, CheckpointError):
+                if before is not None:
+                    self._open(*before, report)
+                raise
         except (ModelError, UnknownDrafter, CheckpointError) as error:
             raise _sentence(error) from error
+        session, self._load_seconds = self._loaded(), time.perf_counter() - begun
+        notes = [BLAS.note] if BLAS.note and on_cpu() else []
+        emit(
+            Loaded(
+                command.id,
+                session.target.info,
+                session.info,
+                session.drafters(),
+                self._load_seconds,
+                notes,
+            )
+        )
+
+    def _open(self, model: ResolvedModel, command: Load, report: Report) -> None:
+        """Put a pair in the place of the present one."""
+        self.session = None
+        mx.clear_cache()
+        target, config = load_target(model, report, command.kv_bits)
+        session, drafter = make_session(target, config, command.drafter, command.drafter_bits, command.lookup)
+        report("drafter", 0, 1, "steps")
+        try:
+            session.select(drafter)
+        except CheckpointError as error:
+            session.give_up(drafter, str(error).rstrip("."))
+        report("drafter", 1, 1, "steps")
+        report("warm up", 0, 1, "steps")
+        warm_up(session)
+        calibrate(target, session.costs, max(d.drafts for d in session.drafters() if d.usable))
+        report("warm up", 1, 1, "steps")
         _wire_memory()
         mx.reset_peak_memory()
-        self.session, self._load_seconds = session, time.perf_counter() - begun
-        notes = [BLAS.note] if BLAS.note and on_cpu() else []
-        emit(Loaded(command.id, target.info, session.info, session.drafters(), self._load_seconds, notes))
+        self.session, self._opened = session, (model, command)
 
     def pull(self, command: Pull, emit: Emit) -> None:
         """Fetch a model."""

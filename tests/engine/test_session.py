@@ -13,8 +13,8 @@ from tiny import load_tiny, tiny_llama
 
 from dspark_tui.engine.context import ContextRows
 from dspark_tui.engine.drafters import checkpoint
-from dspark_tui.engine.drafters.block import BlockDrafter
 from dspark_tui.engine.drafters.base import Drafter, NoDrafter
+from dspark_tui.engine.drafters.block import BlockDrafter
 from dspark_tui.engine.protocol import DrafterInfo
 from dspark_tui.engine.session import NONE, Candidate, Session, UnknownDrafter
 from dspark_tui.engine.target import Target
@@ -90,7 +90,9 @@ def test_without_drafters_nothing_is_tapped(target: Target) -> None:
         ("auto", True),
     ]
     assert session.info == NONE
-    with pytest.raises(UnknownDrafter, match=r"^target has no drafter called dspark; it has none, lookup, auto\.$"):
+    with pytest.raises(
+        UnknownDrafter, match=r"^target has no drafter called dspark; it has none, lookup, auto\.$"
+    ):
         session.find("dspark")
 
 
@@ -119,7 +121,10 @@ def test_names_and_methods_are_found(session: Session, wanted: str, found: str) 
 def test_unknown_names_are_answered_with_the_known(session: Session, wanted: str) -> None:
     with pytest.raises(UnknownDrafter) as caught:
         session.find(wanted)
-    assert str(caught.value) == f"target has no drafter called {wanted}; it has none, best, markov, old, lookup, auto."
+    assert (
+        str(caught.value)
+        == f"target has no drafter called {wanted}; it has none, best, markov, old, lookup, auto."
+    )
 
 
 def test_a_method_prefers_a_usable_drafter(target: Target, folders: Path) -> None:

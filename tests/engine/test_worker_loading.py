@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,3 +176,41 @@ def test_broken_tokenizer(engine: Engine, tmp_path: Path) -> None:
     tiny_llama(tmp_path / "odd")
     (tmp_path / "odd" / "tokenizer.json").write_text("{}")
     assert "odd could not be loaded" in refusal(lambda: engine.load(tmp_path / "odd"), "failed")
+
+
+# ---------------------------------------------------------------------------- damage that only reading shows
+
+
+def spoil(folder: Path) -> None:
+    """Make one number of the first matrix not a number."""
+    file = folder / "model.safetensors"
+    weights = dict(mx.load(str(file)))
+    name = next(name for name, value in sorted(weights.items()) if value.ndim == 2)
+    weights[name][0, 0] = float("nan")
+    mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
+
+
+def test_a_target_that_turns_out_damaged_leaves_the_pair_that_worked(
+    engine: Engine, models: Path, tmp_path: Path
+) -> None:
+    engine.load(models / "target", str(models / "dspark"))
+    before = engine.chat("hello", max_tokens=12)
+    shutil.copytree(models / "target", tmp_path / "broken")
+    spoil(tmp_path / "broken")
+    sentence = refusal(lambda: engine.load(tmp_path / "broken"), "failed")
+    assert "broken cannot be used: its weights give no numbers (NaN)" in sentence
+    again = engine.chat("hello", max_tokens=12)
+    assert (again.token_ids, again.drafter.name) == (before.token_ids, "dspark")
+
+
+def test_a_target_whose_drafter_is_damaged_decodes_without_it(
+    engine: Engine, models: Path, tmp_path: Path
+) -> None:
+    engine.load(models / "target", "none")
+    plain = engine.chat("hello", max_tokens=12)
+    shutil.copytree(models / "dspark", tmp_path / "spoilt")
+    spoil(tmp_path / "spoilt")
+    said = engine.load(models / "target", str(tmp_path / "spoilt"))
+    assert (said.drafter.name, said.drafter.state) == ("spoilt", "fell_back")
+    assert said.drafter.reason == "spoilt holds numbers that are not finite; fetch it again"
+    assert engine.chat("hello", max_tokens=12).token_ids == plain.token_ids
