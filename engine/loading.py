@@ -43,16 +43,20 @@ class Loading:
     def _work(self) -> None:
         try:
             drafter = self._load()
-            mx.eval(_arrays(drafter), drafter.state())
+            mx.eval(held_arrays(drafter), drafter.state())
             self._drafter = drafter
         except Exception as error:  # told to whoever waits
             self._error = error
 
 
-def _arrays(drafter: Drafter) -> list[mx.array]:
-    """Every array that a drafter, its modules and its other parts hold, parameters or not."""
+def held_arrays(drafter: Drafter) -> list[mx.array]:
+    """Every array that a drafter, its modules and its other parts hold, parameters or not.
+
+    Not those of the target whose tables it borrows: a forward of that one is being built meanwhile, and
+    its lazy arrays must not be touched from here.
+    """
     found: list[mx.array] = []
-    seen: set[int] = set()
+    seen = {id(getattr(drafter, "tables", None))}
     queue: list[Any] = [drafter]
     while queue:
         thing = queue.pop()

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 from tiny_pair import Oracle, make_drafter, make_target, no_commands, plain_greedy
 
 from dspark_tui.engine.answer_text import AnswerText
@@ -16,6 +17,7 @@ from dspark_tui.engine.drafters.base import Drafter
 from dspark_tui.engine.drafters.config import HeadConfig, Rope, Yarn
 from dspark_tui.engine.drafters.modules import bind, build
 from dspark_tui.engine.generator import RoundStep, Step, generate
+from dspark_tui.engine.loading import held_arrays
 from dspark_tui.engine.protocol import DrafterInfo, Sampling, SwitchDrafter
 from dspark_tui.engine.reply import Reply
 from dspark_tui.engine.sampling import Sampler
@@ -145,6 +147,18 @@ def test_whatever_a_drafter_holds_crosses_the_threads() -> None:
     assert reply.tokens == KNOWN
     assert session.info.state == "active"
     assert "late" in {stat.source for stat in reply.rounds}
+
+
+def test_nothing_of_the_target_is_touched_while_a_drafter_is_loaded() -> None:
+    """A forward is being built meanwhile: evaluated from two threads it gives wrong text, or crashes."""
+    drafter = make_drafter("dspark", TARGET)
+    touched = {id(array) for array in held_arrays(drafter)}
+    own, others = (
+        {id(array) for _, array in tree_flatten(model.parameters())}
+        for model in (drafter.model, TARGET.model)
+    )
+    assert own <= touched
+    assert not others & touched
 
 
 def test_a_load_that_fails_costs_nothing() -> None:
