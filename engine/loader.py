@@ -234,7 +234,7 @@ def _candidate(known: KnownDrafter, target: Target, precision: tuple[int | None,
         usable=reason is None,
         reason=reason or "",
     )
-    return Candidate(info, found.config.taps, _load(found, known.name, target, precision))
+    return Candidate(info, found.config.taps, _load(found, known.name, target, precision), found)
 
 
 def _load(

@@ -32,6 +32,11 @@ class Loading:
         """Whether `result` returns at once."""
         return not self._thread.is_alive()
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended without a drafter."""
+        return self.ready and self._drafter is None
+
     def result(self) -> Drafter:
         """Wait for the drafter. Raises what loading it raised."""
         self._thread.join()

@@ -35,11 +35,13 @@ AUTO: Final = "auto"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A drafter that the target may use: `info` without a state, its taps, and how to load it."""
+    """A drafter that the target may use: `info` without a state, its taps, and how to load it. `source`: what
+    it was recognised from; two that are equal there are loaded alike."""
 
     info: DrafterInfo
     taps: tuple[int, ...]
     load: Callable[[], Drafter]
+    source: object = None
 
 
 class UnknownDrafter(Exception):
@@ -72,6 +74,7 @@ class Session:
         self.pilot = Pilot(self.costs, ())
         self._state = NONE
         self._resident: dict[str, Drafter] = {}
+        self._loadings: dict[str, Loading] = {}
         self._arms: dict[str, Arm] = {}
         self._problem = target.cannot_roll_back() or ""
         if not self._problem:
@@ -137,9 +140,14 @@ class Session:
     def add(self, candidate: Candidate) -> None:
         """Know one more drafter. Layers that it taps and nobody did are recorded from now on, so it begins
         without the context before."""
-        self.candidates[candidate.info.name] = candidate
-        self._resident.pop(candidate.info.name, None)
-        self._arms.pop(candidate.info.name, None)
+        name, before = candidate.info.name, self.candidates.get(candidate.info.name)
+        self.candidates[name] = candidate
+        self._resident.pop(name, None)
+        self._arms.pop(name, None)
+        loading = self._loadings.get(name)
+        same = before is not None and before.source is not None and before.source == candidate.source
+        if loading is not None and (loading.ready or not same):
+            del self._loadings[name]
         self._tap(list(self.candidates.values()))
 
     def _tap(self, candidates: Sequence[Candidate]) -> None:
@@ -162,11 +170,17 @@ class Session:
         return None if name == "none" or name in self._resident else name
 
     def load(self, name: str) -> Loading:
-        """Begin to load a drafter beside whatever runs."""
-        return Loading(name, self.candidates[name].load)
+        """Begin to load a drafter beside whatever runs. A load that has begun is gone on with, also when
+        its drafter was not wanted meanwhile: hasty switching must not fill the memory with copies."""
+        loading = self._loadings.get(name)
+        if loading is None or loading.failed:
+            loading = self._loadings[name] = Loading(name, self.candidates[name].load)
+        return loading
 
     def keep(self, loading: Loading) -> None:
         """Make a drafter resident, once it is loaded. Raises what its loading raised."""
+        if self._loadings.get(loading.name) is loading:
+            del self._loadings[loading.name]
         self._keep(loading.name, loading.result())
 
     def _keep(self, name: str, drafter: Drafter) -> None:
@@ -178,7 +192,11 @@ class Session:
         whatever loading raises; the present one then stays."""
         name = self.find(wanted)
         if (missing := self.missing(name)) is not None:
-            self._keep(missing, self.candidates[missing].load())
+            begun = self._loadings.get(missing)
+            if begun is not None and not begun.failed:
+                self.keep(begun)
+            else:
+                self._keep(missing, self.candidates[missing].load())
         lookup = self._arms.get(LOOKUP)
         if name == "none":
             self.pilot, self._state = Pilot(self.costs, ()), NONE

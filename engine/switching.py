@@ -52,9 +52,7 @@ class Switching:
             name = session.find(command.drafter)
             missing = session.missing(name)
             if missing is not None:
-                again = before is not None and before.loading.name == missing
-                loading = before.loading if before is not None and again else session.load(missing)
-                self._waiting = _Waiting(command, name, loading)
+                self._waiting = _Waiting(command, name, session.load(missing))
                 yield LoadStep(command, done=False)
                 return
             session.select(name)

@@ -219,6 +219,29 @@ def test_asking_twice_loads_once() -> None:
     assert session.info.name == "slow"
 
 
+@pytest.mark.parametrize("folder", [False, True])
+def test_hasty_switching_loads_each_drafter_once(folder: bool) -> None:
+    """Copies of a large drafter, all being loaded, would fill the memory."""
+    gates = {name: Gate(lambda name=name: oracle(name)) for name in ("one", "two")}  # type: ignore[misc]
+    found = {name: replace(known(name, gate), source=name) for name, gate in gates.items()}
+    session, switching, commands = begin(*([] if folder else found.values()))
+    session.discover = found.get
+    reply, steps = steps_of(session, switching, commands)
+    for number in range(10):
+        ask(commands, SwitchDrafter(number, ("one", "two")[number % 2]))
+        rounds(steps, 2)
+    assert [gate.begun for gate in gates.values()] == [1, 1]
+    for gate in gates.values():
+        gate.open.set()
+    list(steps)
+    list(switching.arrive(wait=True))
+    assert session.info.name == "two"
+    # The load that nobody waited for serves the next wish.
+    assert session.select("one").loaded
+    assert [gate.begun for gate in gates.values()] == [1, 1]
+    assert reply.tokens == KNOWN
+
+
 @pytest.mark.parametrize("active", ["present", "none"])
 def test_a_drafter_in_a_folder_joins_in_mid_answer_and_taps_what_it_needs(active: str) -> None:
     session, switching, commands = begin(known("present", lambda: oracle("present")), active=active)
@@ -240,3 +263,32 @@ def test_a_drafter_in_a_folder_joins_in_mid_answer_and_taps_what_it_needs(active
     assert again.tokens == KNOWN
     with pytest.raises(UnknownDrafter):
         session.select("/another/folder")
+
+
+@pytest.mark.parametrize("taps", [(2,), (0, 3)])
+def test_rows_stand_at_their_positions_when_the_taps_change_under_a_step_that_ran_ahead(
+    taps: tuple[int, ...],
+) -> None:
+    """Its rows are of the layers that were tapped before: also where they are as wide as the new ones."""
+    session, switching, commands = begin(known("mine", lambda: oracle("mine")))
+    late = oracle("mine")
+    late.taps = taps  # type: ignore[assignment]
+    found = Candidate(DrafterInfo("mine", "dflash", drafts=4), taps, lambda: late)
+    session.discover = lambda folder: found
+    _, steps = steps_of(session, switching, commands)
+    rounds(steps, 3)
+    ask(commands, SwitchDrafter(3, "/some/folder"))
+    rounds(steps, 5)
+    assert TARGET.taps == taps
+    assert session.rows.length == len(TARGET.tokens)
+    base, rows = session.rows.since(0)
+    assert base <= len(PROMPT) + 5
+    steps.close()  # type: ignore[attr-defined]
+    tokens = TARGET.tokens[: len(PROMPT) + 7]
+    TARGET.reset()
+    wanted = TARGET.forward(mx.array(tokens)).rows
+    assert rows is not None
+    assert wanted is not None
+    count = len(tokens) - base
+    assert count > 0
+    assert mx.allclose(rows[:count], wanted[base:], atol=1e-4).item()
