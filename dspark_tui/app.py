@@ -23,7 +23,7 @@ from dspark_tui.controller import DEMO, Controller
 from dspark_tui.conversation import Exchange, Facts, Phase
 from dspark_tui.crash import report, report_text
 from dspark_tui.metrics import Snapshot
-from dspark_tui.ports import EngineLike, StartEngine
+from dspark_tui.ports import AS_IT_COMES, EngineLike, LoadOptions, StartEngine
 from dspark_tui.screens.chat import Banner, ChatScreen
 from dspark_tui.terminal_input import forgive_wrong_bytes
 from dspark_tui.text.format import plural
@@ -71,13 +71,14 @@ class DsparkApp(AppActions):
         model: str | None = None,
         drafter: str | None = None,
         temperature: float = 0.0,
+        loading: LoadOptions = AS_IT_COMES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self._wish = (model, drafter)
         self._said = {}
         self.clock = clock
-        self.controller = Controller(self, start_engine, clock, temperature=temperature)
+        self.controller = Controller(self, start_engine, clock, temperature=temperature, loading=loading)
         self.chat = ChatScreen(lambda: self.controller.facts, self._snapshot, self.situation, clock)
         self._drawn = Facts()
         self._wake = asyncio.Event()
@@ -272,7 +273,13 @@ def _warm_up() -> None:
     import dspark_tui.widgets.markdown  # noqa: F401
 
 
-def run(model: str | None, drafter: str | None, fake: Path | None, temperature: float = 0.0) -> int:
+def run(
+    model: str | None,
+    drafter: str | None,
+    fake: Path | None,
+    temperature: float = 0.0,
+    loading: LoadOptions = AS_IT_COMES,
+) -> int:
     """Run the terminal program until the user leaves; gives the exit code.
 
     `model` None takes the demo when it is on this machine, else a choice is offered. `fake` is a script for
@@ -295,6 +302,7 @@ def run(model: str | None, drafter: str | None, fake: Path | None, temperature: 
         model=model or (DEMO if fake else None),
         drafter=drafter,
         temperature=temperature,
+        loading=loading,
     )
     return asyncio.run(_run(app))
 

@@ -32,6 +32,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say it and end with exit code 2."""
+        no_command = "argument COMMAND: invalid choice: "
+        if message.startswith(no_command):
+            # Most often the value of an option that the chat does not have.
+            given = message.removeprefix(no_command).split(" (choose from")[0]
+            message = f"there is no command {given}; give run or models, and the options of run after run"
         end = "" if message.endswith((".", "?")) else "."
         self.exit(USAGE, f"{self.prog}: {one_line(message)}{end} See {self.prog} --help.\n")
 
@@ -100,6 +105,7 @@ def _model_options(parser: argparse.ArgumentParser, default: str | None) -> None
         metavar="T",
         help="0 (default, greedy) to 2",
     )
+    add_engine_options(parser, default)
     _fake_option(parser, default)
 
 
@@ -122,7 +128,6 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     _model_options(run, argparse.SUPPRESS)
     add_answer_options(run)
-    add_engine_options(run)
     run.add_argument("--system", metavar="TEXT", help="a system prompt")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     run.add_argument("--rounds", action="store_true", help="tell every round (in the JSON, or on stderr)")
@@ -175,8 +180,10 @@ def _dispatch(options: argparse.Namespace) -> int:
 
     _check_sampling(Sampling(options.temperature))
     from dspark_tui import app
+    from dspark_tui.ports import LoadOptions
 
-    return app.run(model, options.drafter, fake, options.temperature)
+    loading = LoadOptions(options.drafter_bits, options.kv_bits, options.lookup)
+    return app.run(model, options.drafter, fake, options.temperature, loading)
 
 
 def _there(path: Path, is_kind: Callable[[Path], bool]) -> bool:

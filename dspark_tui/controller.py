@@ -30,7 +30,7 @@ from dspark_tui.engine.protocol import (
     Text,
 )
 from dspark_tui.metrics import Baselines, Meter, Snapshot
-from dspark_tui.ports import EngineLike, Severity, StartEngine, View
+from dspark_tui.ports import AS_IT_COMES, EngineLike, LoadOptions, Severity, StartEngine, View
 
 DEMO = "demo"
 GET_DEMO = (
@@ -56,6 +56,7 @@ class Controller:
         clock: Callable[[], float],
         *,
         temperature: float = 0.0,
+        loading: LoadOptions = AS_IT_COMES,
     ) -> None:
         self._view = view
         self._start_engine = start_engine
@@ -63,6 +64,7 @@ class Controller:
         self._engine: EngineLike | None = None
         self._wish: tuple[str | None, str | None] = (None, None)
         self._sampling = Sampling(temperature=temperature)
+        self._loading = loading
         self._running: asyncio.Task[None] | None = None
         self._current: Exchange | None = None
         self._waiting: list[Exchange] = []
@@ -139,7 +141,15 @@ class Controller:
         self._wish = (model, drafter)
         self._set(phase=Phase.LOADING, load=LoadFacts(model, started=self._clock()), problem="")
         try:
-            loaded = await engine.load(model, drafter, self._progress)
+            how = self._loading
+            loaded = await engine.load(
+                model,
+                drafter,
+                self._progress,
+                drafter_bits=how.drafter_bits,
+                kv_bits=how.kv_bits,
+                lookup=how.lookup,
+            )
         except EngineFailure as failure:
             usable = before.model is not None
             self._set(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from dspark_tui.conversation import Exchange
@@ -16,6 +17,18 @@ from dspark_tui.engine.protocol import (
     Sampling,
 )
 
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How models are loaded; the values are those of `protocol.Load`."""
+
+    drafter_bits: int | None = None
+    kv_bits: int | None = None
+    lookup: bool | None = None
+
+
+AS_IT_COMES = LoadOptions()
+
 Severity: TypeAlias = Literal["information", "warning", "error"]
 
 
@@ -26,7 +39,14 @@ class EngineLike(Protocol):
     on_gone: Callable[[str], None] | None
 
     async def load(
-        self, model: str, drafter: str | None = None, on_progress: Callable[[Progress], None] | None = None
+        self,
+        model: str,
+        drafter: str | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        *,
+        drafter_bits: int | None = None,
+        kv_bits: int | None = None,
+        lookup: bool | None = None,
     ) -> Loaded:
         """Load a target and a drafter."""
 

@@ -1,4 +1,4 @@
-"""The arguments of `dspark-tui run` and how they are read."""
+"""The arguments of the chat and of `dspark-tui run`, and how they are read."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def bits(*allowed: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if text not in map(str, allowed):
-            known = [f"{value} (as stored)" if value == 0 else str(value) for value in allowed]
-            raise argparse.ArgumentTypeError(f"is {text!r}; give {' or '.join(known)}")
+            *known, last = [f"{value} (as stored)" if value == 0 else str(value) for value in allowed]
+            raise argparse.ArgumentTypeError(f"is {text!r}; give {', '.join(known)} or {last}")
         return int(text)
 
     return parse
@@ -150,23 +150,26 @@ def _add_sampling(run: argparse.ArgumentParser) -> None:
     )
 
 
-def add_engine_options(run: argparse.ArgumentParser) -> None:
+def add_engine_options(parser: argparse.ArgumentParser, default: str | None) -> None:
     """How target and drafter are loaded."""
-    run.add_argument(
+    parser.add_argument(
         "--drafter-bits",
         type=bits(4, 8, 0),
+        default=default,
         metavar="BITS",
         help="quantise the drafter to 4 or 8 bits, 0 keeps it as stored; without it as suits this machine",
     )
-    run.add_argument(
+    parser.add_argument(
         "--kv-bits",
         type=bits(4, 8),
+        default=default,
         metavar="BITS",
         help="keep the context's keys and values in 4 or 8 bits; without it whole",
     )
-    run.add_argument(
+    parser.add_argument(
         "--lookup",
         action=argparse.BooleanOptionalAction,
+        default=default,
         help="let lookup draft in the drafter's place where the text repeats itself, or not",
     )
 

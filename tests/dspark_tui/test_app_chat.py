@@ -22,6 +22,7 @@ from dspark_tui.app import DsparkApp
 from dspark_tui.conversation import AnswerState, Phase
 from dspark_tui.engine.client import EngineFailure
 from dspark_tui.engine.protocol import Message, ModelRow, Notice, Progress
+from dspark_tui.ports import AS_IT_COMES, LoadOptions
 from dspark_tui.widgets.exchange import ExchangeView
 from dspark_tui.widgets.markdown import AnswerMarkdown
 
@@ -388,6 +389,18 @@ async def test_model_picker_loads_rows_and_typed_names() -> None:
         await until(lambda: "as a folder or repository id" in screen_text(app), pilot)
         await pilot.press("enter")
         await until(lambda: engine.loads[-1] == ("/models/mine", None), pilot)
+
+
+async def test_every_model_is_loaded_as_the_command_line_said() -> None:
+    engine = StubEngine()
+    how = LoadOptions(drafter_bits=4, kv_bits=8, lookup=False)
+    app = make_app(engine, loading=how)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await ready(app, pilot)
+        assert engine.load_options == how
+        engine.load_options = AS_IT_COMES
+        await app.controller.load("/models/mine")
+        assert engine.load_options == how
 
 
 async def test_no_other_model_while_an_answer_runs() -> None:

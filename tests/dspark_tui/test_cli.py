@@ -9,6 +9,7 @@ import pytest
 
 from dspark_tui import __version__, cli, headless
 from dspark_tui.engine.protocol import Message, Sampling
+from dspark_tui.ports import AS_IT_COMES, LoadOptions
 
 SCRIPT = Path(__file__).parents[1] / "data" / "fake" / "hello.toml"
 
@@ -196,7 +197,7 @@ def test_a_fake_engine_needs_no_model(requests: list[headless.Request]) -> None:
         ),
         (
             ["run", "--demo", "--drafter-bits", "5", "hi"],
-            "dspark-tui run: argument --drafter-bits: is '5'; give 4 or 8 or 0 (as stored). "
+            "dspark-tui run: argument --drafter-bits: is '5'; give 4, 8 or 0 (as stored). "
             "See dspark-tui run --help.\n",
         ),
         (
@@ -294,7 +295,20 @@ def test_the_chat_gets_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(app, "run", lambda *arguments: seen.append(arguments) or 0)
     assert cli.main(["-m", "some/model", "-d", "dspark", "--temperature", "0.7"]) == 0
     assert cli.main(["--demo"]) == 0
-    assert seen == [("some/model", "dspark", None, 0.7), ("demo", None, None, 0.0)]
+    assert cli.main(["--demo", "--drafter-bits", "4", "--kv-bits", "8", "--no-lookup"]) == 0
+    assert seen == [
+        ("some/model", "dspark", None, 0.7, AS_IT_COMES),
+        ("demo", None, None, 0.0, AS_IT_COMES),
+        ("demo", None, None, 0.0, LoadOptions(drafter_bits=4, kv_bits=8, lookup=False)),
+    ]
+
+
+def test_an_option_of_run_before_run_is_explained(said: Callable[..., tuple[int, str]]) -> None:
+    sentence = (
+        "dspark-tui: there is no command '0.9'; give run or models, and the options of run after run. "
+        "See dspark-tui --help.\n"
+    )
+    assert said("--demo", "--top-p", "0.9") == (2, sentence)
 
 
 def test_the_chat_refuses_a_temperature_outside_its_range(

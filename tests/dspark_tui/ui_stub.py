@@ -27,6 +27,7 @@ from dspark_tui.engine.protocol import (
     Seconds,
     Text,
 )
+from dspark_tui.ports import AS_IT_COMES, LoadOptions
 
 MODEL = ModelInfo("demo", "/models/demo", "llama", "4-bit", 8192, 75_000_000)
 NONE = DrafterInfo("none", "none", loaded=True)
@@ -77,6 +78,7 @@ class StubEngine:
         self.notes = list(notes)
         self.rows = list(models)
         self.loads: list[tuple[str, str | None]] = []
+        self.load_options = AS_IT_COMES
         self.chats: list[list[Message]] = []
         self.sampling: Sampling | None = None
         self.switches: list[str] = []
@@ -92,9 +94,17 @@ class StubEngine:
     # ------------------------------------------------------------------ what the controller calls
 
     async def load(
-        self, model: str, drafter: str | None = None, on_progress: Callable[[Progress], None] | None = None
+        self,
+        model: str,
+        drafter: str | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        *,
+        drafter_bits: int | None = None,
+        kv_bits: int | None = None,
+        lookup: bool | None = None,
     ) -> Loaded:
         self.loads.append((model, drafter))
+        self.load_options = LoadOptions(drafter_bits, kv_bits, lookup)
         for step in self.steps:
             if on_progress is not None:
                 on_progress(step)
