@@ -152,7 +152,7 @@ class _Loop:
         # compute in the next turn, and a cache that cannot be cut stays whole.
         if self.ahead is not None and self.target.length == len(self.target.tokens) + 1:
             self.target.commit([self.reply.anchor])
-            self._remember(self.ahead.forward.rows)
+            self.session.remember(self.ahead.forward, 1)
         self.ahead = None
         self.target.roll_back()
 
@@ -172,7 +172,7 @@ class _Loop:
             end = chunk_end(done, chunks.size(self.commands.waiting), len(prompt), stops)
             chunk = prompt[done:end]
             forward = self.target.forward(mx.array(list(chunk), dtype=mx.uint32), last_only=True)
-            self._remember(forward.rows)
+            self.session.remember(forward, len(chunk))
             yield from self._extend()
             done += len(chunk)
             contexts = [arm.drafter.state() for arm in self.session.pilot.arms]
@@ -327,13 +327,9 @@ class _Loop:
     def _commit(self, forward: Forward, tokens: list[int]) -> None:
         """Keep the rows of `tokens` (anchor and accepted drafts); the rest of the block leaves the cache."""
         self.target.commit(tokens)
-        self._remember(None if forward.rows is None else forward.rows[: len(tokens)])
+        self.session.remember(forward, len(tokens))
         if self.ahead is None:
             self.target.roll_back()
-
-    def _remember(self, rows: mx.array | None) -> None:
-        if rows is not None:
-            self.session.remember(rows)
 
 
 def _words(error: Exception) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import mlx.core as mx
 import msgspec
 from mlx_lm.models.cache import ConcatenateKVCache, KVCache, QuantizedKVCache
 
@@ -21,7 +20,7 @@ from dspark_tui.engine.precision import on_cpu
 from dspark_tui.engine.prefill_chunks import PrefillChunks
 from dspark_tui.engine.protocol import DrafterInfo
 from dspark_tui.engine.rollback.parts import leaves
-from dspark_tui.engine.target import Target
+from dspark_tui.engine.target import Forward, Target
 from dspark_tui.engine.turns import Snapshots, shared_length
 
 CHUNK_CPU, CHUNK_GPU = 128, 512
@@ -227,6 +226,7 @@ class Session:
     def fall_back(self, drafter: Drafter, reason: str) -> DrafterInfo:
         """Go on without `drafter`, keeping the name of what was chosen on show with the reason."""
         self.pilot.drop(drafter)
+        drafter.reset()  # it may have failed between two layers
         gone = not (self.pilot.arms or self.pilot.lookup)
         self._state = msgspec.structs.replace(
             self._state, state="fell_back" if gone else self._state.state, reason=reason
@@ -259,16 +259,20 @@ class Session:
             # The end of an answer: free to keep, and what an edit of the next message comes back to.
             self.snapshots.take(target)
         self.rows.truncate(kept)
-        for drafter in self._resident.values():
+        for drafter in self._in_memory():
             drafter.truncate(kept)
         return kept
 
-    def remember(self, rows: mx.array) -> None:
-        """Keep the tap rows `[n, taps * hidden]` of the next committed positions."""
-        if rows.shape[-1] == len(self.target.taps) * self.target.hidden_size:
-            self.rows.append(rows)
-        else:  # of a step that was on its way when other layers were tapped
-            self.rows.reset(self.rows.length + rows.shape[0])
+    def _in_memory(self) -> list[Drafter]:
+        """Those that are resident, and active ones whose place another of their name is to take."""
+        active = [arm.drafter for arm in self.pilot.arms]
+        return list({id(d): d for d in (*self._resident.values(), *active)}.values())
+
+    def remember(self, forward: Forward, count: int) -> None:
+        """Keep the tap rows of the next `count` committed positions, the first ones of `forward`."""
+        # Rows kept now begin behind a step that was on its way when other layers were tapped.
+        if forward.rows is not None and forward.taps == self.target.taps:
+            self.rows.append(forward.rows[:count])
 
     def catch_up(self, drafter: Drafter | None = None) -> None:
         """Give a drafter (without one the active one) the context rows that it lacks. Lazy."""
@@ -287,5 +291,5 @@ class Session:
         self.target.reset()
         self.rows.reset()
         self.snapshots.clear()
-        for drafter in self._resident.values():
+        for drafter in self._in_memory():
             drafter.reset()

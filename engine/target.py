@@ -20,10 +20,12 @@ from dspark_tui.engine.taps import Taps
 
 @dataclass(frozen=True)
 class Forward:
-    """`logits` `[n or 1, vocabulary]`, `rows` `[n, taps * hidden]` (None without taps). Lazy."""
+    """`logits` `[n or 1, vocabulary]`, `rows` `[n, taps * hidden]` of the layers `taps` (None without).
+    Lazy."""
 
     logits: mx.array
     rows: mx.array | None
+    taps: tuple[int, ...]
 
 
 class _LastRow:
@@ -139,7 +141,7 @@ class Target:
             self.reset()
             raise
         self._ahead += count
-        return Forward(logits[-1:] if last_only else logits, self._taps.take())
+        return Forward(logits[-1:] if last_only else logits, self._taps.take(), self.taps)
 
     def _run(self, tokens: mx.array, last_only: bool) -> mx.array:
         self._last_row.active = last_only

@@ -189,6 +189,21 @@ def test_falling_back_keeps_the_name_and_says_why(session: Session) -> None:
     assert (again.state, again.reason) == ("active", "")
 
 
+def test_a_drafter_that_failed_begins_anew_when_it_is_chosen_again(session: Session) -> None:
+    """It may have failed between two layers, of which one has taken the rows in and the other has not."""
+    session.select("best")
+    feed(session, [1, 2, 3])
+    session.catch_up()
+    failed = session.drafter
+    assert isinstance(failed, BlockDrafter)
+    failed._rings[0].skip_to(5)
+    session.fall_back(failed, "out of memory")
+    session.select("best")
+    session.catch_up()
+    assert session.drafter is failed
+    assert [(ring.base, ring.length) for ring in failed._rings] == [(0, 3)] * len(failed._rings)
+
+
 # ---------------------------------------------------------------------------- the sequence
 
 
@@ -291,6 +306,26 @@ def test_a_cut_below_the_window_leaves_a_short_context(session: Session) -> None
     feed(session, [60, 61])
     session.catch_up()
     assert session.drafter.length == 7
+
+
+def test_an_active_drafter_whose_successor_does_not_load_is_cut_like_any_other(
+    session: Session, target: Target, folders: Path
+) -> None:
+    def broken() -> Drafter:
+        raise checkpoint.CheckpointError("it is cut off.")
+
+    session.select("markov")
+    feed(session, [1, 2, 3, 4, 5])
+    session.catch_up()
+    good = session.candidates["markov"]
+    session.discover = lambda folder: Candidate(good.info, good.taps, broken)
+    with pytest.raises(checkpoint.CheckpointError):
+        session.select("/another/markov")
+    assert session.drafter.length == 5
+    session.reuse([1, 2, 9])
+    assert session.drafter.length == 2
+    session.reset()
+    assert session.drafter.length == 0
 
 
 def test_plain_decoding_needs_no_context(session: Session) -> None:
