@@ -132,7 +132,8 @@ class _Loop:
         self.switching = switching or Switching(session)
         self.target = session.target
         sampler.begin(self.target.vocabulary, reply.prompt, reply.tokens)
-        # A seed promises the same text again, so what is drafted may not depend on the clock then.
+        # A seed promises the same text again, so what is drafted may not depend on the clock then, nor the
+        # sizes of chunks, which round differently.
         self.fixed = not session.adaptive or sampler.seeded
         # Plain decoding keeps one step in flight: that of a token which the host has not seen yet.
         self.ahead: _Pending | None = None
@@ -169,7 +170,8 @@ class _Loop:
             if reply.reason is not None:
                 return
             begun = time.perf_counter()
-            end = chunk_end(done, chunks.size(self.commands.waiting), len(prompt), stops)
+            size = chunks.first if self.fixed else chunks.size(self.commands.waiting)
+            end = chunk_end(done, size, len(prompt), stops)
             chunk = prompt[done:end]
             forward = self.target.forward(mx.array(list(chunk), dtype=mx.uint32), last_only=True)
             self.session.remember(forward, len(chunk))
@@ -330,6 +332,8 @@ class _Loop:
         self.session.remember(forward, len(tokens))
         if self.ahead is None:
             self.target.roll_back()
+            if not self.target.tokens:
+                raise RuntimeError("the model's cache did not give rejected tokens back")
 
 
 def _words(error: Exception) -> str:

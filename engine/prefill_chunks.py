@@ -28,7 +28,7 @@ class PrefillChunks:
 
     def __init__(self, first: int) -> None:
         """`first`: tokens of the first chunk, before anything is measured."""
-        self._size = min(max(first, SMALLEST), LARGEST)
+        self.first = self._size = min(max(first, SMALLEST), LARGEST)
         self._fixed = 0.0
         # Faded sums of 1, tokens, seconds, tokens^2 and tokens x seconds.
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)

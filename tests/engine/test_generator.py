@@ -355,3 +355,25 @@ def test_a_seed_gives_the_same_sample_again(name: str) -> None:
         hot = Sampling(temperature=1.0, seed=seed)
         texts.append(answer(session, sampling=hot, seed=seed)[0].tokens)
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_seed_computes_the_prompt_in_the_same_chunks_however_fast_the_machine_was() -> None:
+    """Chunks of other sizes round differently, and with them the sample."""
+    prompt, seen = [1 + i % 20 for i in range(500)], []
+    for seconds in (1e-4, 1.0):
+        session = fresh()
+        for _ in range(8):
+            session.chunks.took(session.chunks.size(), seconds)
+        _, steps = answer(session, 2, prompt=prompt, sampling=Sampling(temperature=0.9, seed=5))
+        seen.append([step.done for step in steps if isinstance(step, PrefillStep)])
+    assert seen[0] == seen[1] == [0, 128, 256, 384, 500]
+
+
+def test_a_cache_that_does_not_give_rejected_rows_back_ends_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Going on from an empty cache would be wrong text without an error."""
+    session = fresh(oracle(lambda at: at % 3 == 0))
+    monkeypatch.setattr(TARGET._undo, "cut", lambda *args: False)
+    with pytest.raises(RuntimeError, match="rejected tokens"):
+        answer(session)
