@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dspark_tui.engine.models.folder import read_config
 from dspark_tui.engine.protocol import Method
 
 _BUNDLED = Path(__file__).resolve().parent.parent / "demo_drafters"
@@ -43,11 +42,3 @@ def known_drafters(config: dict[str, Any]) -> list[KnownDrafter]:
 def is_demo_target(config: dict[str, Any]) -> bool:
     """Whether `config` describes SmolLM2-135M."""
     return all(config.get(key) == value for key, value in _DEMO_FACTS.items())
-
-
-def known_drafters_of(folder: Path) -> list[KnownDrafter]:
-    """As `known_drafters`, for a model folder; empty when its config.json cannot be read."""
-    try:
-        return known_drafters(read_config(folder))
-    except (OSError, ValueError):
-        return []
