@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias, TypeVar
-
-import msgspec
 
 from dspark_tui import __version__
+from dspark_tui.engine.connection import (
+    Connection,
+    EngineError,
+    EngineFailure,
+    EngineGone,
+    OnProgress,
+)
 from dspark_tui.engine.protocol import (
     MAX_LINE_BYTES,
     PROTOCOL_VERSION,
-    AnyCommand,
     AnyEvent,
     Attach,
     Chat,
@@ -28,9 +29,6 @@ from dspark_tui.engine.protocol import (
     ContextSaved,
     DrafterChanged,
     DrafterInfo,
-    Event,
-    Failed,
-    FailureKind,
     Finished,
     Hello,
     ListModels,
@@ -39,18 +37,15 @@ from dspark_tui.engine.protocol import (
     Message,
     ModelRow,
     Models,
-    Progress,
     Pull,
     Pulled,
     RestoreContext,
-    Result,
     Sampling,
     SaveContext,
     Shutdown,
     Stop,
     SwitchDrafter,
     Welcome,
-    decode_event,
 )
 from dspark_tui.engine.spawn import (
     START_SECONDS,
@@ -62,43 +57,11 @@ from dspark_tui.engine.spawn import (
     remove_folder,
     spawn,
 )
-from dspark_tui.engine.wire import encode_line
 
-logger = logging.getLogger(__name__)
-
-OnProgress: TypeAlias = Callable[[Progress], None]
+__all__ = ["Engine", "EngineError", "EngineFailure", "EngineGone", "OnProgress"]
 
 CLOSE_SECONDS = 3.0
 """How long an engine may take to end by itself before it is killed."""
-
-
-class EngineError(Exception):
-    """Base of what can go wrong with the engine. `message` is one sentence for the user."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-
-class EngineFailure(EngineError):
-    """The engine could not do what was asked; it lives on.
-
-    `kind` is `usage` (the request was wrong) or `failed`; `result` holds the text so far when an answer
-    broke off.
-    """
-
-    def __init__(self, message: str, kind: FailureKind = "failed", result: Result | None = None) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.result = result
-
-
-class EngineGone(EngineError):
-    """The engine process or the connection to it is lost. Start another one."""
-
-
-_Reply: TypeAlias = AnyEvent | EngineGone
-E = TypeVar("E", bound=Event)
 
 
 class Engine:
@@ -119,16 +82,10 @@ class Engine:
         self.on_gone: Callable[[str], None] | None = None
         self.version = ""
         self.pid = 0
-        self._reader = reader
-        self._writer = writer
         self._spawned = spawned
-        self._ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Queue[_Reply]] = {}
-        self._answers: set[int] = set()
-        self._gone: str | None = None
         self._exit_words = ""
         self._closing = False
-        self._reading = asyncio.create_task(self._read())
+        self._connection = Connection(reader, writer, self._unasked, self._name_the_end)
 
     # ------------------------------------------------------------------ life
 
@@ -171,9 +128,11 @@ class Engine:
     ) -> Engine:
         engine = cls(reader, writer, spawned)
         try:
-            hello = Hello(engine._next_id(), protocol=PROTOCOL_VERSION, client=f"dspark-tui {__version__}")
+            hello = Hello(
+                engine._connection.next_id(), protocol=PROTOCOL_VERSION, client=f"dspark-tui {__version__}"
+            )
             async with asyncio.timeout(START_SECONDS):
-                welcome = await engine._ask(hello, Welcome)
+                welcome = await engine._connection.ask(hello, Welcome)
             if welcome.protocol != PROTOCOL_VERSION:
                 raise EngineFailure(
                     f"The engine is version {welcome.version} and speaks protocol {welcome.protocol}, this "
@@ -191,7 +150,7 @@ class Engine:
     @property
     def alive(self) -> bool:
         """Whether the engine can still be asked."""
-        return self._gone is None and not self._closing
+        return self._connection.gone is None and not self._closing
 
     @property
     def exit_reason(self) -> str:
@@ -213,18 +172,15 @@ class Engine:
         if self._closing:
             return
         self._closing = True
-        if self._spawned is not None and self._gone is None:
+        connection = self._connection
+        if self._spawned is not None and connection.gone is None:
             with contextlib.suppress(EngineGone):
-                self._write(Shutdown(self._next_id()))
+                connection.write(Shutdown(connection.next_id()))
         elif self._spawned is None:
-            self._writer.close()
+            connection.hang_up()
         if self._spawned is not None:
             await end(self._spawned, CLOSE_SECONDS)
-        self._reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reading
-        self._lost("The engine was closed.")
-        self._writer.close()
+        await connection.close("The engine was closed.")
 
     # ------------------------------------------------------------------ requests
 
@@ -242,16 +198,16 @@ class Engine:
 
         Raises EngineFailure with a sentence when that does not work, EngineGone when the engine dies.
         """
-        command = Load(self._next_id(), model, drafter, drafter_bits, kv_bits, lookup)
-        return await self._ask(command, Loaded, on_progress)
+        command = Load(self._connection.next_id(), model, drafter, drafter_bits, kv_bits, lookup)
+        return await self._connection.ask(command, Loaded, on_progress)
 
     async def pull(self, model: str, on_progress: OnProgress | None = None) -> Pulled:
         """Fetch a model to this machine; an answer may run meanwhile. Raises as `load` does."""
-        return await self._ask(Pull(self._next_id(), model=model), Pulled, on_progress)
+        return await self._connection.ask(Pull(self._connection.next_id(), model=model), Pulled, on_progress)
 
     async def models(self) -> list[ModelRow]:
         """The targets on this machine. Raises as `load` does."""
-        return (await self._ask(ListModels(self._next_id()), Models)).models
+        return (await self._connection.ask(ListModels(self._connection.next_id()), Models)).models
 
     async def chat(
         self,
@@ -272,7 +228,7 @@ class Engine:
         far in `result`) or EngineGone.
         """
         command = Chat(
-            self._next_id(),
+            self._connection.next_id(),
             answer=answer or uuid.uuid4().hex,
             messages=list(messages),
             sampling=sampling or Sampling(),
@@ -284,7 +240,7 @@ class Engine:
         )
         finished = False
         try:
-            async with contextlib.aclosing(self._follow(command)) as events:
+            async with contextlib.aclosing(self._connection.follow(command)) as events:
                 async for event in events:
                     finished = isinstance(event, Finished)
                     yield event
@@ -294,13 +250,13 @@ class Engine:
         finally:
             if not finished and self.alive:
                 with contextlib.suppress(EngineGone):
-                    self._write(Stop(self._next_id(), answer=command.answer))
+                    self._connection.write(Stop(self._connection.next_id(), answer=command.answer))
 
     async def attach(self, answer: str, after: int = -1) -> AsyncGenerator[AnyEvent, None]:
         """Follow an answer that was asked for elsewhere or before: the texts with `seq` above `after`, then
         everything live, up to Finished. Leaving early does not stop it. Raises as `chat` does."""
-        command = Attach(self._next_id(), answer=answer, after=after)
-        async with contextlib.aclosing(self._follow(command)) as events:
+        command = Attach(self._connection.next_id(), answer=answer, after=after)
+        async with contextlib.aclosing(self._connection.follow(command)) as events:
             async for event in events:
                 yield event
 
@@ -310,107 +266,37 @@ class Engine:
 
         Raises EngineFailure when it is refused (the present one stays), EngineGone when the engine dies.
         """
-        command = SwitchDrafter(self._next_id(), drafter=drafter)
-        return (await self._ask(command, DrafterChanged, on_progress)).drafter
+        command = SwitchDrafter(self._connection.next_id(), drafter=drafter)
+        return (await self._connection.ask(command, DrafterChanged, on_progress)).drafter
 
     async def stop(self, answer: str) -> None:
         """Ask for an answer's end; its iteration then gets Finished with reason `stopped`. No waiting.
 
         An answer that has ended already is no error. Raises EngineGone when the engine is dead.
         """
-        self._write(Stop(self._next_id(), answer=answer))
+        self._connection.write(Stop(self._connection.next_id(), answer=answer))
 
     async def save_context(self, chat: str) -> ContextSaved:
         """Keep what is computed of the present sequence on disk under the name `chat`; behind a running
         answer, at its end. Raises as `load` does."""
-        return await self._ask(SaveContext(self._next_id(), chat=chat), ContextSaved)
+        return await self._connection.ask(SaveContext(self._connection.next_id(), chat=chat), ContextSaved)
 
     async def restore_context(self, chat: str) -> ContextRestored:
         """Take the sequence kept under `chat` back: with 0 tokens and a reason when there is none that fits
         the loaded model. Raises as `load` does."""
-        return await self._ask(RestoreContext(self._next_id(), chat=chat), ContextRestored)
+        return await self._connection.ask(
+            RestoreContext(self._connection.next_id(), chat=chat), ContextRestored
+        )
 
     # ------------------------------------------------------------------ inside
 
-    def _next_id(self) -> int:
-        return next(self._ids)
-
-    def _write(self, command: AnyCommand) -> None:
-        if self._gone is not None:
-            raise EngineGone(self._gone)
-        line = encode_line(command)
-        if len(line) > MAX_LINE_BYTES:
-            raise EngineFailure(
-                f"The request is {len(line) / 1e6:.0f} MB; the engine takes at most "
-                f"{MAX_LINE_BYTES / 1e6:.0f} MB, shorten the conversation.",
-                "usage",
-            )
-        self._writer.write(line)
-
-    async def _replies(self, command: AnyCommand) -> AsyncGenerator[AnyEvent, None]:
-        """Send `command` and yield what answers it, until the caller has enough."""
-        queue: asyncio.Queue[_Reply] = asyncio.Queue()
-        self._pending[command.id] = queue
-        try:
-            self._write(command)
-            while True:
-                reply = await queue.get()
-                if isinstance(reply, EngineGone):
-                    raise EngineGone(reply.message)
-                if isinstance(reply, Failed):
-                    raise EngineFailure(reply.message, reply.kind, reply.result)
-                yield reply
-        finally:
-            del self._pending[command.id]
-
-    async def _ask(self, command: AnyCommand, final: type[E], on_progress: OnProgress | None = None) -> E:
-        """Send `command` and wait for its one answer, an event of type `final`."""
-        async with contextlib.aclosing(self._replies(command)) as replies:
-            async for event in replies:
-                if isinstance(event, final):
-                    return event
-                if isinstance(event, Progress) and on_progress is not None:
-                    on_progress(event)
-        raise AssertionError("replies end only by raising")
-
-    async def _follow(self, command: Chat | Attach) -> AsyncGenerator[AnyEvent, None]:
-        """The events of one answer, Finished last."""
-        self._answers.add(command.id)
-        try:
-            async with contextlib.aclosing(self._replies(command)) as replies:
-                async for event in replies:
-                    yield event
-                    if isinstance(event, Finished):
-                        return
-        finally:
-            self._answers.discard(command.id)
-
-    async def _read(self) -> None:
-        """Hand every line to whoever waits for it, until the connection ends."""
-        try:
-            while line := await self._reader.readline():
-                try:
-                    event = decode_event(line)
-                except msgspec.DecodeError as error:
-                    logger.warning("an event was not understood: %s", error)
-                    continue
-                self._dispatch(event)
-        except (OSError, ValueError) as error:
-            logger.warning("the connection to the engine broke: %s", error)
-        if not self._closing:
-            await self._name_the_end()
-
-    def _dispatch(self, event: AnyEvent) -> None:
-        if queue := self._pending.get(event.id):
-            queue.put_nowait(event)
-        if isinstance(event, DrafterChanged):
-            # Whoever shows an answer needs to know, whoever asked for the change.
-            for answer in self._answers:
-                self._pending[answer].put_nowait(event)
-        if event.id == 0 and self.on_event is not None:
+    def _unasked(self, event: AnyEvent) -> None:
+        if self.on_event is not None:
             self.on_event(event)
 
     async def _name_the_end(self) -> None:
+        if self._closing:
+            return
         code: int | None = None
         if self._spawned is not None:
             with contextlib.suppress(TimeoutError):
@@ -420,13 +306,6 @@ class Engine:
         self._exit_words = exit_words(code)
         hint = f"; its log is {self.log_path}" if self.log_path else ""
         message = f"The engine {self._exit_words}{hint}."
-        self._lost(message)
+        self._connection.lose(message)
         if self.on_gone is not None and not self._closing:
             self.on_gone(message)
-
-    def _lost(self, message: str) -> None:
-        """From here on every request, waiting or new, raises EngineGone."""
-        if self._gone is None:
-            self._gone = message
-            for queue in self._pending.values():
-                queue.put_nowait(EngineGone(message))
