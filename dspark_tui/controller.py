@@ -13,6 +13,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from dspark_tui.conversation import Answer, AnswerState, Conversation, Exchange, Facts, LoadFacts, Phase
 from dspark_tui.engine.client import EngineError, EngineFailure, EngineGone
 from dspark_tui.engine.protocol import (
@@ -303,12 +305,11 @@ class Controller:
             answer.result = event.result
 
     def _mark_switches(self, exchange: Exchange, event: Rounds) -> None:
-        """Once a round of the new drafter is seen, the place of the switch is known to the token."""
+        """Once a round of the new drafter is seen, the place of the switch is known."""
         answer = exchange.answer
         position = event.generated_tokens - sum(stat.committed for stat in event.rounds)
         for stat in event.rounds:
-            # With auto every drafter's round is one of its own.
-            if self._switches and ("auto" in self._switches[-1] or stat.source in self._switches[-1]):
+            if self._switches and _drafts_for(self._switches[-1], stat.source):
                 name = self._switches[-1][0]
                 answer.marks.append(f"drafter {answer.drafters[-1]} → {name} after {position} tokens")
                 answer.drafters.append(name)
@@ -389,7 +390,9 @@ class Controller:
         before = self.facts.drafter
         if drafter == before:
             return
-        drafters = tuple(drafter if drafter.name == row.name else row for row in self.facts.drafters)
+        drafters = tuple(
+            drafter if drafter.name == row.name else _at_rest(row) for row in self.facts.drafters
+        )
         self._set(drafter=drafter, drafters=drafters)
         if before is not None and drafter.name == before.name:
             if drafter.reason and drafter.state in ("parked", "fell_back"):
@@ -435,3 +438,17 @@ class Controller:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _drafts_for(switch: tuple[str, str], source: str) -> bool:
+    """Whether a round of this source shows that the drafter with this name and method has taken over. Every
+    round may be one of auto's; lookup's are plain where the text does not repeat itself."""
+    method = switch[1]
+    return source in switch or method == "auto" or (method == "lookup" and source == "none")
+
+
+def _at_rest(drafter: DrafterInfo) -> DrafterInfo:
+    """A drafter that is not the present one; why it was parked is not known to hold any more."""
+    if drafter.state not in ("active", "parked"):
+        return drafter
+    return msgspec.structs.replace(drafter, state="none", reason="")

@@ -3,7 +3,7 @@ snapshots. A value that was not measured is None and is shown as such. Nothing h
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from dspark_tui.engine.protocol import Prefill, Result, Rounds, RoundStat
@@ -51,6 +51,8 @@ class Snapshot:
     """Accepted tokens of the newest rounds, oldest first."""
     positions: tuple[float | None, ...] = ()
     """Share of drafts accepted at position 1, 2, ... of the block."""
+    sources: tuple[tuple[str, int], ...] = ()
+    """Who drafted how many of the rounds (`none`: nobody), most first."""
     means: RoundMeans | None = None
     context: int | None = None
     memory: int | None = None
@@ -109,8 +111,7 @@ class Meter:
         self._kept: list[int] = []
         self._draft_ms = self._verify_ms = self._other_ms = 0.0
         self._result: Result | None = None
-        self.source = ""
-        """Source of the newest round."""
+        self._sources: Counter[str] = Counter()
 
     def prefill(self, event: Prefill) -> None:
         """Progress of reading the prompt."""
@@ -131,7 +132,7 @@ class Meter:
             self._round(stat)
 
     def _round(self, stat: RoundStat) -> None:
-        self.source = stat.source
+        self._sources[stat.source] += 1
         self._rounds += 1
         self._drafted += stat.drafted
         self._accepted += stat.accepted
@@ -208,6 +209,7 @@ class Meter:
                 kept / reached if reached else None
                 for kept, reached in zip(self._kept, self._reached, strict=True)
             ),
+            sources=tuple(self._sources.most_common()),
             means=RoundMeans(
                 total_ms=(self._draft_ms + self._verify_ms + self._other_ms) / rounds,
                 draft_ms=self._draft_ms / rounds,

@@ -33,13 +33,15 @@ _TWO_ROWS = 52
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One choice. `detail` says what it is; `reason` why it cannot be chosen (then `usable` is False)."""
+    """One choice. `detail` says what it is; `reason` why it cannot be chosen (then `usable` is False);
+    `note` how it fares, on lines of its own."""
 
     value: str
     name: str
     detail: str = ""
     usable: bool = True
     reason: str = ""
+    note: str = ""
     present: bool = False
 
 
@@ -187,12 +189,15 @@ class PickerScreen(Dialog[str | None]):
             lines = wrap(why, max(16, width - indent - 1)) or [why]
             text = f"{sign} {number}  {name}  " + f"\n{' ' * indent}".join(lines)
             return Content.assemble((text, STYLES["muted"]))
-        detail = one_line(row.detail, max(0, width - name_width - 7))
+        indent = name_width + 7
+        detail = one_line(row.detail, max(0, width - indent))
+        note = "".join(f"\n{' ' * indent}{line}" for line in wrap(one_line(row.note), width - indent - 1))
         return Content.assemble(
             (f"{sign} ", STYLES["accent"]),
             (f"{number}  ", STYLES["muted"]),
             (name, STYLES["strong"]),
             (f"  {detail}", STYLES["muted"]),
+            (note, STYLES["warn"]),
         )
 
     # ------------------------------------------------------------------ choosing
@@ -232,7 +237,7 @@ def _on_two_rows(sign: str, number: str, row: Row, width: int) -> Content:
         head = Content.assemble(
             (f"{sign} ", STYLES["accent"]), (f"{number}  ", STYLES["muted"]), (name, STYLES["strong"])
         )
-        below = [one_line(row.detail, width - 5)]
+        below = [one_line(row.detail, width - 5), *wrap(one_line(row.note), max(16, width - 6))]
     else:
         head = Content.styled(f"{sign} {number}  {name}", STYLES["muted"])
         below = wrap(f"not usable: {one_line(row.reason) or 'no reason was given'}", max(16, width - 6))

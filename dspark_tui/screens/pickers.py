@@ -22,6 +22,7 @@ def drafter_rows(drafters: Sequence[DrafterInfo], present: str) -> list[Row]:
             detail=_drafter_detail(drafter),
             usable=drafter.usable,
             reason=drafter.reason,
+            note=f"{_STATES[drafter.state]}: {drafter.reason}" if drafter.reason else "",
             present=drafter.name == present,
         )
         for drafter in drafters
@@ -38,8 +39,6 @@ def _drafter_detail(drafter: DrafterInfo) -> str:
         parts.append(size(drafter.weight_bytes))
     if drafter.method not in _METHODS:
         parts.append("loaded" if drafter.loaded else "on disk")
-    if drafter.reason:
-        parts.append(f"{_STATES[drafter.state]}: {drafter.reason}")
     return " · ".join(parts)
 
 

@@ -66,6 +66,11 @@ def drafter_state(drafter: DrafterInfo | None) -> Span:
     return _STATE_SIGNS[drafter.state] if drafter else ("", "")
 
 
+def why_plain(drafter: DrafterInfo | None) -> str:
+    """Why a drafter does not draft; empty when it does."""
+    return one_line(drafter.reason) if drafter and drafter.state in ("parked", "fell_back") else ""
+
+
 def title(facts: Facts, width: int) -> Line:
     """Program, model, drafter and its state; the drafter is there at every width."""
     model = facts.model
@@ -228,9 +233,13 @@ def _numbers(snapshot: Snapshot, *, short: bool) -> list[Span]:
 
 def strip(facts: Facts, snapshot: Snapshot, width: int) -> Line:
     """The metrics on one line, for screens without the pane."""
+    reason = why_plain(facts.drafter)
     if not snapshot.rounds and snapshot.average is None:
-        return fit([("speed n/a: no answer yet", "muted")], width)
+        return fit([(reason, "warn") if reason else ("speed n/a: no answer yet", "muted")], width)
     spans = _numbers(snapshot, short=False)
+    if reason:
+        # No other row says it on such a screen, and how drafts fared matters less now.
+        return fit([spans[0], SEPARATOR, (reason, "warn")], width)
     if snapshot.drafted:
         spans.append((f" {percent(snapshot.accepted, snapshot.drafted)} % ", "muted"))
         spans.append((sparkline(snapshot.spark[-12:], snapshot.drafts or 0), "accent"))

@@ -8,8 +8,8 @@ from textwrap import wrap
 from dspark_tui.conversation import Facts
 from dspark_tui.metrics import Snapshot
 from dspark_tui.text.format import NOT_MEASURED, bar, count, percent, seconds, short_count, size, sparkline
-from dspark_tui.text.lines import Line, Span, drafter_state, fit, justify
-from dspark_tui.text.sanitize import one_line
+from dspark_tui.text.lines import Line, Span, drafter_state, fit, justify, why_plain
+from dspark_tui.text.sanitize import cells, one_line
 
 LABEL = 12
 _NUMBER = 7
@@ -35,12 +35,12 @@ def rows(facts: Facts, snapshot: Snapshot, width: int) -> list[Line]:
     """All rows for a pane of `width` columns, top to bottom."""
     drafter = facts.drafter
     name = one_line(drafter.name, max(4, width - 13)) if drafter else "no drafter"
-    out: list[Line] = [justify([(name, "strong")], [drafter_state(drafter)], width), ()]
-    out += _speed(facts, snapshot)
+    # The reason stands where a low screen does not cut it off.
+    out: list[Line] = [justify([(name, "strong")], [drafter_state(drafter)], width), *_fallback(facts, width)]
+    out += [(), *_speed(facts, snapshot)]
     out += [(), *_acceptance(snapshot, width)]
-    out += [(), *_round(snapshot)]
+    out += [(), *_round(snapshot, width)]
     out += [(), *_memory(facts, snapshot, width)]
-    out += [(), *_fallback(facts, width)]
     return [fit(row, width) for row in out]
 
 
@@ -91,7 +91,7 @@ def _acceptance(snapshot: Snapshot, width: int) -> list[Line]:
     return out
 
 
-def _round(snapshot: Snapshot) -> list[Line]:
+def _round(snapshot: Snapshot, width: int) -> list[Line]:
     means = snapshot.means
     if means is None:
         return [_row("round", NOT_MEASURED)]
@@ -100,7 +100,23 @@ def _round(snapshot: Snapshot) -> list[Line]:
         _row("  draft", f"{means.draft_ms:7.1f} ms"),
         _row("  verify", f"{means.verify_ms:7.1f} ms"),
         _row("  other", f"{means.other_ms:7.1f} ms"),
+        *_rounds_by(snapshot, width),
     ]
+
+
+def _rounds_by(snapshot: Snapshot, width: int) -> list[Line]:
+    """How many rounds each drafter had; lookup may help, `auto` chooses, and a parked drafter has few."""
+    out: list[Line] = []
+    text = ""
+    room = max(8, width - LABEL)
+    for source, rounds in snapshot.sources:
+        part = f"{'plain' if source == 'none' else one_line(source, room - 7)} {rounds}"
+        if text and cells(text) + 2 + cells(part) > room:
+            out.append(_row("" if out else "  by", f"{text},"))
+            text = part
+        else:
+            text = f"{text}, {part}" if text else part
+    return [*out, _row("" if out else "  by", text)] if text else out
 
 
 def _memory(facts: Facts, snapshot: Snapshot, width: int) -> list[Line]:
@@ -119,19 +135,12 @@ def _memory(facts: Facts, snapshot: Snapshot, width: int) -> list[Line]:
     )
     out.append(_row("  peak", f"{size(snapshot.peak):>10}" if snapshot.peak is not None else NOT_MEASURED))
     if snapshot.kept_for_drafters:
-        out.append(_row("  drafters", f"{size(snapshot.kept_for_drafters):>10}"))
+        out.append(_row("  tap rows", f"{size(snapshot.kept_for_drafters):>10}"))
     return out
 
 
 def _fallback(facts: Facts, width: int) -> list[Line]:
     """Why the drafter does not draft."""
     drafter = facts.drafter
-    label = "parked" if drafter and drafter.state == "parked" else "fallback"
-    reason = one_line(drafter.reason) if drafter and drafter.state in ("parked", "fell_back") else ""
-    if not reason:
-        return [_row("fallback", "none")]
-    lines = wrap(reason, max(8, width - LABEL)) or [reason]
-    return [
-        (((label if index == 0 else "").ljust(LABEL), "muted"), (line, "warn"))
-        for index, line in enumerate(lines)
-    ]
+    reason = why_plain(drafter)
+    return [((line, "warn"),) for line in wrap(reason, max(8, width))] if reason else []

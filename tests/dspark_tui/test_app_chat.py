@@ -283,6 +283,39 @@ async def test_a_switch_to_auto_is_marked_by_whatever_drafts_then() -> None:
         assert "dspark → auto · demo" in text
 
 
+async def test_a_switch_to_lookup_is_marked_where_it_happened_though_nothing_repeats() -> None:
+    lookup = DrafterInfo("lookup", "lookup", "active", loaded=True)
+    engine = StubEngine(drafters=[NONE, DSPARK, lookup])
+    app = make_app(engine)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await ready(app, pilot)
+        await ask(app, engine, pilot)
+        engine.text("some ")
+        engine.rounds([3, 5], 10, 0.5)
+        await until(lambda: "some" in screen_text(app), pilot)
+        await app.controller.switch_drafter("lookup")
+        engine.rounds([0, 0], 12, 0.7, source="none")
+        engine.rounds([4], 17, 0.9, source="lookup")
+        engine.finish(generated=17, drafter=lookup)
+        await answered(app, pilot)
+        assert "drafter dspark → lookup after 10 tokens" in screen_text(app)
+
+
+async def test_a_drafter_that_is_left_is_not_listed_as_parked() -> None:
+    parked = DrafterInfo("dspark", "dspark", "parked", "it costs more than it saves", 7, loaded=True)
+    engine = StubEngine(drafters=[NONE, parked, DFLASH])
+    app = make_app(engine)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await ready(app, pilot)
+        await pilot.press("f2")
+        await until(lambda: "parked: it costs more than it saves" in screen_text(app), pilot)
+        await pilot.press("escape")
+        await app.controller.switch_drafter("dflash")
+        await pilot.press("f2")
+        await until(lambda: "Drafter for" in screen_text(app), pilot)
+        assert "parked" not in screen_text(app)
+
+
 async def test_next_drafter_skips_the_unusable() -> None:
     engine = StubEngine()
     app = make_app(engine)

@@ -139,39 +139,54 @@ def test_pane_rows() -> None:
         "  draft         2.0 ms",
         "  verify       20.0 ms",
         "  other         0.5 ms",
+        "  by        dspark 4",
         "",
         "context         100 of 8.2k  1 %",
         "            ▎",
         "kv reused        36 tokens",
         "memory          412 MB",
         "  peak          498 MB",
-        "",
-        "fallback    none",
     ]
 
 
+def test_the_pane_says_who_drafted_how_many_rounds() -> None:
+    meter = Meter()
+    for source, many in (("dflash2-b8", 40), ("lookup", 12), ("none", 5)):
+        meter.rounds(rounds([(7, 3)] * many, 100, 1.0, source))
+    facts = Facts(phase=Phase.READY, model=MODEL, drafter=DSPARK)
+    rows = [lines.plain(row).rstrip() for row in pane.rows(facts, meter.snapshot(), 33)]
+    at = rows.index("  by        dflash2-b8 40,")
+    assert rows[at + 1] == "            lookup 12, plain 5"
+
+
 @pytest.mark.parametrize(
-    ("state", "label", "words"),
-    [("parked", "parked", ["‖", "parked"]), ("fell_back", "fallback", ["!", "fell", "back"])],
+    ("state", "words"), [("parked", ["‖", "parked"]), ("fell_back", ["!", "fell", "back"])]
 )
-def test_a_drafter_that_does_not_draft_says_why_at_full_length(
-    state: Any, label: str, words: list[str]
-) -> None:
+def test_a_drafter_that_does_not_draft_says_why_at_full_length(state: Any, words: list[str]) -> None:
     reason = "the draft costs more than it saves at this context"
     drafter = DrafterInfo("dflash", "dflash", state, reason, 7)
     rows = [lines.plain(row) for row in pane.rows(Facts(model=MODEL, drafter=drafter), Snapshot(), 33)]
-    at = next(i for i, row in enumerate(rows) if row.startswith(label))
-    assert " ".join(row[12:] for row in rows[at:]).split() == reason.split()
+    assert " ".join(rows[1 : rows.index("")]).split() == reason.split()
     assert rows[0].split() == ["dflash", *words]
+
+
+def test_without_the_pane_the_strip_says_why_nothing_is_drafted() -> None:
+    drafter = DrafterInfo("dflash", "dflash", "parked", "drafting gives 0.90 of the plain speed here", 7)
+    facts = Facts(phase=Phase.READY, model=MODEL, drafter=drafter)
+    assert lines.plain(lines.strip(facts, Snapshot(), 80)) == drafter.reason
+    meter = Meter()
+    meter.rounds(rounds([(7, 3)], 4, 0.5))
+    meter.finish(result())
+    assert lines.plain(lines.strip(facts, meter.snapshot(), 80)) == f"50 tok/s · {drafter.reason}"
 
 
 def test_what_is_kept_for_drafters_shows_where_it_is_measured() -> None:
     meter = Meter()
     meter.rounds(Rounds(1, "a", [RoundStat("x", 7, 3, 4, 1, 1, 1)], 4, 64, 0.5, 412_000_000, None, 9_400_000))
     rows = [lines.plain(row) for row in pane.rows(Facts(model=MODEL), meter.snapshot(), 33)]
-    assert "  drafters" + "9.4 MB".rjust(12) in rows
+    assert "  tap rows" + "9.4 MB".rjust(12) in rows
     rows = [lines.plain(row) for row in pane.rows(Facts(model=MODEL), Snapshot(), 33)]
-    assert not any("drafters" in row for row in rows)
+    assert not any("tap rows" in row for row in rows)
 
 
 def test_the_picker_says_what_lookup_and_auto_do() -> None:
@@ -182,8 +197,9 @@ def test_the_picker_says_what_lookup_and_auto_do() -> None:
     assert [row.detail for row in rows] == [
         "copies where the text repeats itself · 8 drafts a round",
         "chooses the fastest, round by round",
-        "dflash · 7 drafts a round · 11.2 MB · loaded · parked: it costs more than it saves",
+        "dflash · 7 drafts a round · 11.2 MB · loaded",
     ]
+    assert [row.note for row in rows] == ["", "", "parked: it costs more than it saves"]
     assert [row.present for row in rows] == [False, True, False]
 
 
