@@ -131,7 +131,7 @@ class ChatTemplate:
     def problem(self, thinking: bool | None, effort: str | None) -> str | None:
         """Why these wishes cannot be honoured, as the end of a sentence, or None when they can."""
         if thinking and not self.thinks:
-            return "does not think, so thinking cannot be turned on"
+            return "does not think; leave thinking out"
         if thinking is False and self.thinks and self._switch is None:
             return "always thinks: its chat template has no switch for it"
         if effort is not None and effort not in self.efforts:

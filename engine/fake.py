@@ -134,7 +134,7 @@ class FakeBackend:
     def _wish(self, command: Chat, model: ModelInfo) -> str | None:
         """Why a wish about thinking cannot be honoured, as the end of a sentence."""
         if command.thinking and not model.thinks:
-            return "does not think, so thinking cannot be turned on"
+            return "does not think; leave thinking out"
         if command.effort is not None and command.effort not in model.efforts:
             if not model.efforts:
                 return "knows no levels of effort; leave the effort out"

@@ -50,7 +50,8 @@ class UnknownDrafter(Exception):
 def no_such_drafter(target: str, wanted: str, known: Sequence[str]) -> UnknownDrafter:
     """Says that `wanted` is none of the `known` drafters of `target`."""
     return UnknownDrafter(
-        f"{target} has no drafter called {wanted[:80]}; it has {', '.join(['none', *known, LOOKUP, AUTO])}."
+        f"{target} has no drafter called {wanted[:80]}; "
+        f"choose {', '.join(['none', *known, LOOKUP])} or {AUTO}."
     )
 
 

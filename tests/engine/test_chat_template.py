@@ -112,7 +112,7 @@ def test_a_model_without_thinking(tmp_path: Path) -> None:
     template = ChatTemplate(make(tmp_path, CHAT_TEMPLATE))
     assert not template.thinks
     assert template.efforts == []
-    assert template.problem(True, None) == "does not think, so thinking cannot be turned on"
+    assert template.problem(True, None) == "does not think; leave thinking out"
     assert template.problem(False, None) is None
     assert template.problem(None, "high") == "knows no levels of effort; leave the effort out"
 

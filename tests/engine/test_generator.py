@@ -283,7 +283,7 @@ def test_a_refused_switch_keeps_the_present_drafter() -> None:
     commands = SimpleNamespace(stop_requested=False, waiting=False, take_switch=lambda: next(looks))
     reply, steps = answer(fresh(oracle()), commands=commands)
     (refused,) = [step for step in steps if isinstance(step, SwitchStep)]
-    assert "tiny has no drafter called nonsense; it has none, oracle, lookup, auto." in str(refused.problem)
+    assert "tiny has no drafter called nonsense; choose none, oracle, lookup or auto." in str(refused.problem)
     assert refused.drafter.name == "oracle"
     assert reply.tokens == KNOWN[:COUNT]
 

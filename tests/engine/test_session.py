@@ -91,7 +91,7 @@ def test_without_drafters_nothing_is_tapped(target: Target) -> None:
     ]
     assert session.info == NONE
     with pytest.raises(
-        UnknownDrafter, match=r"^target has no drafter called dspark; it has none, lookup, auto\.$"
+        UnknownDrafter, match=r"^target has no drafter called dspark; choose none, lookup or auto\.$"
     ):
         session.find("dspark")
 
@@ -123,7 +123,7 @@ def test_unknown_names_are_answered_with_the_known(session: Session, wanted: str
         session.find(wanted)
     assert (
         str(caught.value)
-        == f"target has no drafter called {wanted}; it has none, best, markov, old, lookup, auto."
+        == f"target has no drafter called {wanted}; choose none, best, markov, old, lookup or auto."
     )
 
 

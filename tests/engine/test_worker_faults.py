@@ -126,7 +126,7 @@ def test_switching_in_mid_answer_keeps_the_answer(engine: Engine, models: Path) 
     assert [c.drafter.name for c in changes] == ["dspark-tiny", "dflash2-tiny", "none", "dflash-tiny"]
     (failed,) = engine.of(Failed)
     assert failed.kind == "usage"
-    assert "no drafter called nonsense; it has none, dflash2-tiny" in failed.message
+    assert "no drafter called nonsense; choose none, dflash2-tiny" in failed.message
     assert {r.source for r in result.rounds or []} == {"none", "dspark-tiny", "dflash2-tiny", "dflash-tiny"}
     assert result.drafter.name == "dflash-tiny"
 

@@ -67,7 +67,7 @@ def test_unknown_drafter_names_the_allowed(engine: Engine, models: Path) -> None
     sentence = refusal(lambda: engine.load(models / "target", "eagle"))
     assert sentence == (
         "target has no drafter called eagle; "
-        "it has none, dflash2-tiny, dspark-tiny, dflash-tiny, lookup, auto."
+        "choose none, dflash2-tiny, dspark-tiny, dflash-tiny, lookup or auto."
     )
 
 
@@ -75,7 +75,7 @@ def test_unknown_drafter_names_the_allowed(engine: Engine, models: Path) -> None
 @pytest.mark.parametrize("wanted", ["", "a" * 5000, "nul\0", "~nobody-of-that-name/x"])
 def test_odd_drafter_names(engine: Engine, models: Path, wanted: str) -> None:
     sentence = refusal(lambda: engine.load(models / "target", wanted))
-    assert f"no drafter called {wanted[:80]}; it has none, dflash2-tiny" in sentence
+    assert f"no drafter called {wanted[:80]}; choose none, dflash2-tiny" in sentence
 
 
 @pytest.mark.usefixtures("known")

@@ -100,7 +100,7 @@ def test_switch_and_effort_reach_the_template(engine: Engine, tmp_path: Path) ->
 def test_wishes_that_cannot_be_honoured_are_refused(engine: Engine, models: Path, tmp_path: Path) -> None:
     engine.load(models / "target")
     words = refusal(lambda: engine.chat("hi", thinking=True))
-    assert words == "target does not think, so thinking cannot be turned on."
+    assert words == "target does not think; leave thinking out."
     words = refusal(lambda: engine.chat("hi", effort="high"))
     assert words == "target knows no levels of effort; leave the effort out."
     engine.load(thinker(tmp_path / "opened", OPENED))
