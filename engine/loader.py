@@ -18,7 +18,7 @@ from dspark_tui.engine.drafters.base import Drafter
 from dspark_tui.engine.drafters.checkpoint import Checkpoint, CheckpointError
 from dspark_tui.engine.end_tokens import end_tokens
 from dspark_tui.engine.models.errors import ModelError
-from dspark_tui.engine.models.folder import read_config
+from dspark_tui.engine.models.folder import read_config, text_config
 from dspark_tui.engine.models.folder import weight_bytes as stored_bytes
 from dspark_tui.engine.models.pairs import KnownDrafter, known_drafters
 from dspark_tui.engine.models.resolve import ResolvedModel
@@ -32,6 +32,8 @@ from dspark_tui.engine.target import Target
 Report = Callable[[Stage, int, int, str], None]
 CONTEXT_IF_UNSAID = 4096
 """Context of a model whose config.json names none."""
+MOST_LAYERS = 10_000
+"""More of them are a damaged config.json: they would be built before anything is compared."""
 
 
 def load_target(
@@ -45,6 +47,7 @@ def load_target(
     total = stored_bytes(model.path)
     report("read", 0, total, "bytes")
     try:
+        _check_layers(model)
         module, config = load_model(model.path, lazy=True)
         stored = _stored_precision(config)
         if on_cpu():
@@ -70,6 +73,15 @@ def load_target(
     return target, config
 
 
+def _check_layers(model: ResolvedModel) -> None:
+    """Raises ValueError when config.json asks for more layers than any model has."""
+    config = read_config(model.path)
+    for place in (config, text_config(config)):
+        layers = place.get("num_hidden_layers")
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            raise ValueError(f"its config.json gives num_hidden_layers as {str(layers)[:20]}")
+
+
 def _why_not(model: ResolvedModel, error: Exception) -> str:
     """The sentence for whatever went wrong while a target was loaded."""
     reason = " ".join(str(error).split())[:300] or type(error).__name__
@@ -84,7 +96,7 @@ def _why_not(model: ResolvedModel, error: Exception) -> str:
 
 
 def _context(config: dict[str, Any]) -> int:
-    for place in (config, config.get("text_config") or {}):
+    for place in (config, text_config(config)):
         if isinstance(value := place.get("max_position_embeddings"), int) and value > 0:
             return value
     return CONTEXT_IF_UNSAID
@@ -94,7 +106,7 @@ def _stored_precision(config: dict[str, Any]) -> str:
     quantization = config.get("quantization")
     if isinstance(quantization, dict) and "bits" in quantization:
         return f"{quantization['bits']}-bit"
-    text = config.get("text_config") or {}
+    text = text_config(config)
     return str(config.get("torch_dtype") or config.get("dtype") or text.get("dtype") or "unknown precision")
 
 
@@ -118,7 +130,7 @@ def check_drafter(model: ResolvedModel, wanted: str | None, drafter_bits: int | 
 def _misfit_on_paper(folder: Path, config: dict[str, Any]) -> str | None:
     """Why the drafter in `folder` does not fit a target as its config.json describes it, so that the present
     pair is not given up for it; None when it fits as far as that tells."""
-    text = config if "hidden_size" in config else config.get("text_config") or {}
+    text = config if "hidden_size" in config else text_config(config)
     hidden, layers = text.get("hidden_size"), text.get("num_hidden_layers")
     if not isinstance(hidden, int) or not isinstance(layers, int):
         return None
@@ -149,6 +161,8 @@ def _known(config: dict[str, Any], wanted: str | None) -> tuple[list[KnownDrafte
     except CheckpointError as error:
         raise ModelError(str(error), "usage") from error
     name = folder.absolute().name
+    if name in ("none", LOOKUP, AUTO):
+        name += "/"  # the folder's, not the built-in one's
     # A folder that is called as a known drafter stands in for it.
     others = [drafter for drafter in known if drafter.name != name]
     return [KnownDrafter(name, found.method, folder), *others], name
@@ -197,7 +211,7 @@ def has_experts(config: dict[str, Any]) -> bool:
     """Whether the target with this config.json is a mixture of experts: every row of a verify may read
     other weights then."""
     counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    places = (config, config.get("text_config") or {})
+    places = (config, text_config(config))
     return any(isinstance(n := place.get(key), int) and n > 1 for place in places for key in counts)
 
 

@@ -118,6 +118,19 @@ class MlxBackend:
         """Put a pair in the place of the present one."""
         self.session = None
         mx.clear_cache()
+        try:
+            session = self._prepared(model, command, report)
+        except (ModelError, UnknownDrafter, CheckpointError):
+            raise
+        except Exception as error:  # a model's own code raises anything at all
+            raise ModelError(f"{model.name} could not be used: {_sentence(error).message[:300]}") from error
+        _wire_memory()
+        mx.reset_peak_memory()
+        self.session, self._opened = session, (model, command)
+
+    @staticmethod
+    def _prepared(model: ResolvedModel, command: Load, report: Report) -> Session:
+        """The pair that `command` asks for, tried and measured."""
         target, config = load_target(model, report, command.kv_bits)
         session, drafter = make_session(target, config, command.drafter, command.drafter_bits, command.lookup)
         report("drafter", 0, 1, "steps")
@@ -130,9 +143,7 @@ class MlxBackend:
         warm_up(session)
         calibrate(target, session.costs, max(d.drafts for d in session.drafters() if d.usable))
         report("warm up", 1, 1, "steps")
-        _wire_memory()
-        mx.reset_peak_memory()
-        self.session, self._opened = session, (model, command)
+        return session
 
     def pull(self, command: Pull, emit: Emit) -> None:
         """Fetch a model."""

@@ -62,6 +62,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """What a config.json says of the text model alone, where it says it apart; else empty."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else {}
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The files that mlx-lm reads weights from, sorted by name."""
     return sorted(folder.glob("model*.safetensors"))

@@ -14,10 +14,10 @@ from backend_harness import SHAPE, VOCABULARY, Engine, refusal
 from numpy_drafters import Shape, write_drafter
 from tiny import tiny_llama
 
+from dspark_tui.engine import loader
 from dspark_tui.engine.backend import BackendError
-from dspark_tui.engine.protocol import (
-    Progress,
-)
+from dspark_tui.engine.protocol import Progress, SwitchDrafter
+from dspark_tui.engine.target import Target
 
 
 def test_loading_says_what_it_is(engine: Engine, models: Path) -> None:
@@ -103,6 +103,18 @@ def test_drafter_folder_that_is_called_as_a_known_one(engine: Engine, models: Pa
     assert [d.name for d in said.drafters[:4]] == ["none", "dspark-tiny", "dflash2-tiny", "dflash-tiny"]
 
 
+@pytest.mark.parametrize("name", ["none", "lookup", "auto"])
+def test_drafter_folder_that_is_called_as_a_built_in_one(
+    engine: Engine, models: Path, tmp_path: Path, name: str
+) -> None:
+    write_drafter(tmp_path / name, "dspark", SHAPE)
+    said = engine.load(models / "target", str(tmp_path / name))
+    assert (said.drafter.name, said.drafter.method, said.drafter.state) == (f"{name}/", "dspark", "active")
+    assert engine.load(models / "target", name).drafter.method == name
+    engine.backend.switch_drafter(SwitchDrafter(1, str(tmp_path / name)), engine.events.append)
+    assert engine.chat("hello", max_tokens=3).drafter.name == f"{name}/"
+
+
 def test_without_a_trained_drafter_lookup_drafts(engine: Engine, models: Path) -> None:
     assert engine.load(models / "target", None).drafter.name == "lookup"
     assert engine.load(models / "target", None, lookup=False).drafter.name == "none"
@@ -141,6 +153,7 @@ def test_folder_that_is_no_model(engine: Engine, tmp_path: Path) -> None:
         ({"num_hidden_layers": 9}, "could not be loaded"),
         ({"hidden_size": 32}, "could not be loaded"),
         ({"num_attention_heads": "four"}, "could not be loaded"),
+        ({"num_hidden_layers": 10**9}, "its config.json gives num_hidden_layers as 1000000000"),
     ],
 )
 def test_models_that_do_not_load(engine: Engine, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -149,6 +162,29 @@ def test_models_that_do_not_load(engine: Engine, tmp_path: Path, changes: dict[s
     (tmp_path / "odd" / "config.json").write_text(json.dumps(config | changes))
     assert words in refusal(lambda: engine.load(tmp_path / "odd"), "failed")
     assert refusal(lambda: engine.chat("hello")) == "No model is loaded; load one first."
+
+
+def test_a_part_of_the_configuration_that_is_no_object(engine: Engine, tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path / "odd")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"text_config": "x"}))
+    engine.load(folder, None)
+    assert engine.chat("hello", max_tokens=3).generated_tokens == 3
+
+
+def test_code_of_a_model_that_fails_in_its_own_way(
+    engine: Engine, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.load(models / "target")
+    folder = tiny_llama(tmp_path / "odd")
+
+    def fail(target: Target) -> None:
+        if target.info.name == "odd":
+            raise ZeroDivisionError("no heads")
+
+    monkeypatch.setattr(loader, "probe", fail)
+    assert refusal(lambda: engine.load(folder), "failed") == "odd could not be used: no heads"
+    assert engine.chat("hello", max_tokens=3).model == "target"
 
 
 def test_weights_that_are_no_numbers(engine: Engine, tmp_path: Path) -> None:
