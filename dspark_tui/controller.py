@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from dspark_tui.answering import Answering
 from dspark_tui.conversation import Answer, AnswerState, Conversation, Exchange, Facts, LoadFacts, Phase
 from dspark_tui.engine.client import EngineError, EngineFailure, EngineGone
 from dspark_tui.engine.protocol import (
@@ -22,7 +23,6 @@ from dspark_tui.engine.protocol import (
     DrafterChanged,
     DrafterInfo,
     Finished,
-    FinishReason,
     ModelRow,
     Notice,
     Prefill,
@@ -39,13 +39,6 @@ GET_DEMO = (
     "The demo model is not on this machine. F3 lists what there is and fetches the demo;"
     " `dspark-tui models pull demo` does it beforehand."
 )
-
-_END_STATES: dict[FinishReason, AnswerState] = {
-    "stop": AnswerState.DONE,
-    "length": AnswerState.LENGTH,
-    "stopped": AnswerState.STOPPED,
-    "error": AnswerState.FAILED,
-}
 
 
 class Controller:
@@ -67,14 +60,12 @@ class Controller:
         self._wish: tuple[str | None, str | None] = (None, None)
         self._sampling = Sampling(temperature=temperature)
         self._loading = loading
-        self._running: asyncio.Task[None] | None = None
-        self._current: Exchange | None = None
+        self._answering: Answering | None = None
         self._waiting: list[Exchange] = []
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._baselines = Baselines()
         self._meter: Meter | None = None
-        self._switches: list[tuple[str, str]] = []
         self._choice: list[str] = []
         self._closing = False
         self.conversation = Conversation()
@@ -85,7 +76,7 @@ class Controller:
     @property
     def current(self) -> Exchange | None:
         """The exchange that is being answered."""
-        return self._current
+        return self._answering.exchange if self._answering else None
 
     def metrics(self) -> Snapshot:
         """Numbers of the running answer, or of the last one."""
@@ -153,16 +144,11 @@ class Controller:
                 lookup=how.lookup,
             )
         except EngineFailure as failure:
-            usable = before.model is not None
-            self._set(
-                phase=Phase.READY if usable else Phase.NO_MODEL,
-                load=None,
-                problem="" if usable else failure.message,
-            )
-            if usable:
-                self._view.say(
-                    f"{failure.message} The model stays {before.model.name if before.model else ''}.", "error"
-                )
+            if before.model is None:
+                self._set(phase=Phase.NO_MODEL, load=None, problem=failure.message)
+            else:
+                self._set(phase=Phase.READY, load=None, problem="")
+                self._view.say(f"{failure.message} The model stays {before.model.name}.", "error")
             return
         except EngineGone as gone:
             self._gone(gone.message)
@@ -211,23 +197,19 @@ class Controller:
 
     def stop(self) -> bool:
         """Stop the running answer; False when none runs. Prompts that wait go back to the editor."""
-        exchange, engine = self._current, self._engine
+        exchange, engine = self.current, self._engine
         if exchange is None or engine is None or self.facts.phase is not Phase.ANSWERING:
             return False
         self._set(phase=Phase.STOPPING)
         self._spawn(self._send_stop(engine, exchange.answer.id))
-        self._return_waiting()
+        self.return_queue()
         return True
-
-    def return_queue(self) -> bool:
-        """Take the waiting prompts back into the editor; False when none waits."""
-        return self._return_waiting()
 
     def new_chat(self) -> bool:
         """Begin an empty conversation; False while an answer runs."""
         if self.facts.busy:
             return False
-        self._return_waiting()
+        self.return_queue()
         self.conversation = Conversation()
         self._meter = None
         self._view.conversation_cleared()
@@ -238,7 +220,8 @@ class Controller:
         with contextlib.suppress(EngineGone):
             await engine.stop(answer)
 
-    def _return_waiting(self) -> bool:
+    def return_queue(self) -> bool:
+        """Take the waiting prompts back into the editor; False when none waits."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return False
@@ -253,17 +236,15 @@ class Controller:
         engine = self._engine
         if self._waiting and self.facts.phase is Phase.READY and engine is not None:
             exchange = self._waiting.pop(0)
-            self._running = self._spawn(self._answer(engine, exchange))
+            self._spawn(self._answer(engine, exchange))
         self._set(queued=len(self._waiting))
 
     async def _answer(self, engine: EngineLike, exchange: Exchange) -> None:
         answer, facts = exchange.answer, self.facts
         assert facts.model is not None
-        answer.model = facts.model.name
-        answer.drafters = [facts.drafter.name if facts.drafter else "none"]
-        answer.started = self._clock()
-        self._switches = []
-        self._current, self._meter = exchange, Meter(self._baselines, answer.model)
+        model, drafter = facts.model.name, facts.drafter.name if facts.drafter else "none"
+        self._meter = Meter(self._baselines, model)
+        running = self._answering = Answering(exchange, self._meter, self._clock, model, drafter)
         self._set(phase=Phase.ANSWERING, answer_started=answer.started)
         self._state(exchange, AnswerState.PREFILL)
         messages = self.conversation.messages(exchange)
@@ -272,68 +253,40 @@ class Controller:
                 engine.chat(messages, sampling=self._sampling, answer=answer.id)  # type: ignore[type-var]
             ) as events:
                 async for event in events:
-                    self._event(exchange, self._meter, event)
+                    self._event(running, event)
         except EngineFailure as failure:
             answer.failure = failure.message
             answer.result = failure.result
         except EngineGone as gone:
             answer.failure = gone.message
             self._gone(gone.message)
-        self._end(exchange, self._meter)
+        self._end(running)
 
-    def _event(self, exchange: Exchange, meter: Meter, event: AnyEvent) -> None:
-        answer = exchange.answer
+    def _event(self, running: Answering, event: AnyEvent) -> None:
+        exchange = running.exchange
         if isinstance(event, Text):
-            (answer.thoughts if event.thinking else answer.pieces).append(event.text)
-            now = self._clock()
-            started = answer.started or now
-            meter.first_text(now - started)
-            state = AnswerState.THINKING if event.thinking else AnswerState.WRITING
-            if answer.thoughts and not event.thinking and answer.thinking_seconds is None:
-                answer.thinking_seconds = now - started
-            if answer.state is not state:
+            state = running.text(event)
+            if exchange.answer.state is not state:
                 self._state(exchange, state)
             self._view.text_arrived(exchange)
         elif isinstance(event, Rounds):
-            meter.rounds(event)
-            self._mark_switches(exchange, event)
+            if running.rounds(event):
+                self._view.answer_changed(exchange)
         elif isinstance(event, Prefill):
-            meter.prefill(event)
+            running.meter.prefill(event)
         elif isinstance(event, DrafterChanged):
             self._drafter_changed(event.drafter)
         elif isinstance(event, Finished):
-            answer.result = event.result
+            exchange.answer.result = event.result
 
-    def _mark_switches(self, exchange: Exchange, event: Rounds) -> None:
-        """Once a round of the new drafter is seen, the place of the switch is known."""
-        answer = exchange.answer
-        position = event.generated_tokens - sum(stat.committed for stat in event.rounds)
-        for stat in event.rounds:
-            if self._switches and _drafts_for(self._switches[-1], stat.source):
-                name = self._switches[-1][0]
-                answer.marks.append(f"drafter {answer.drafters[-1]} → {name} after {position} tokens")
-                answer.drafters.append(name)
-                self._switches = []
-                self._view.answer_changed(exchange)
-            position += stat.committed
-
-    def _end(self, exchange: Exchange, meter: Meter) -> None:
-        answer = exchange.answer
-        meter.finish(answer.result)
-        if answer.failure:
-            state = AnswerState.FAILED
-        elif answer.result is not None:
-            state = _END_STATES[answer.result.finish_reason]
-        else:
-            state = AnswerState.FAILED
-            answer.failure = "The engine ended the answer without a result."
-        if answer.thoughts and answer.thinking_seconds is None and answer.started is not None:
-            answer.thinking_seconds = self._clock() - answer.started
-        self._current = self._running = None
+    def _end(self, running: Answering) -> None:
+        exchange, state = running.exchange, running.end()
+        self._answering = None
         phase = Phase.GONE if self.facts.phase is Phase.GONE else Phase.READY
         self._set(phase=phase, answer_started=None)
-        if answer.result is not None and phase is Phase.READY:
-            self._set(drafter=answer.result.drafter)
+        result = exchange.answer.result
+        if result is not None and phase is Phase.READY:
+            self._set(drafter=result.drafter)
         self._state(exchange, state)
         self._next()
 
@@ -399,11 +352,8 @@ class Controller:
                 word = "is parked" if drafter.state == "parked" else "fell back"
                 self._view.say(f"Drafter {drafter.name} {word}: {drafter.reason}", "warning")
             return
-        exchange = self._current
-        if exchange is not None:
-            self._switches = [(drafter.name, drafter.method)]
-            if drafter.name == exchange.answer.drafters[-1]:
-                self._switches = []
+        if self._answering is not None:
+            self._answering.switched(drafter)
         self._wish = (self._wish[0], drafter.name)
 
     # ------------------------------------------------------------------ inside
@@ -438,13 +388,6 @@ class Controller:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _drafts_for(switch: tuple[str, str], source: str) -> bool:
-    """Whether a round of this source shows that the drafter with this name and method has taken over. Every
-    round may be one of auto's; lookup's are plain where the text does not repeat itself."""
-    method = switch[1]
-    return source in switch or method == "auto" or (method == "lookup" and source == "none")
 
 
 def _at_rest(drafter: DrafterInfo) -> DrafterInfo:
