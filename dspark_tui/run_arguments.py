@@ -146,7 +146,7 @@ def _add_sampling(run: argparse.ArgumentParser) -> None:
         "--seed",
         type=whole(0, "a whole number from 0"),
         metavar="S",
-        help="make sampling repeatable",
+        help="make sampling repeatable, with the same drafter",
     )
 
 

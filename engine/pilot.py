@@ -251,7 +251,7 @@ class Pilot:
         share = speed * self.costs.seconds(1, depth)
         if self.state == "active" and share < _PARK_BELOW:
             self.state = "parked"
-            self.reason = f"drafting gives {share:.2f} of the plain speed here; it is tried now and then"
+            self.reason = f"drafting gives about {share:.2f} of the plain speed here; tried now and then"
             return True
         if self.state == "parked" and share > _RETURN_ABOVE:
             self.state, self.reason = "active", ""
