@@ -38,6 +38,8 @@ __all__ = ["Checkpoint", "CheckpointError", "inspect", "load", "memory_bytes", "
 TRAINED_CONTEXT = 4096
 """Newest rows that a drafter sees. Published heads were trained on at most that many, and draft better when
 they see no more; those with stretched (YaRN) positions were trained on longer ones."""
+_DAMAGE = (ValueError, RuntimeError, TypeError, KeyError, OSError)
+"""What MLX and the modules raise over weights that are not what the headers said."""
 _AS_GOOD = 8
 """Bits from which on the target's own table serves as well as the copy that a drafter carries."""
 
@@ -212,11 +214,8 @@ def load(
             name, checkpoint.method, config, head, model, tables, dtype,
             d2t=_draft_to_target(checkpoint, head), mask_embedding=mask,
         )  # fmt: skip
-    except (ValueError, RuntimeError, TypeError, KeyError, OSError) as error:
-        detail = " ".join(str(error).split())[:200]
-        raise CheckpointError(
-            f"{checkpoint.path.name} does not hold what its config.json says ({detail})."
-        ) from error
+    except _DAMAGE as error:
+        raise _contradicted(checkpoint, error) from error
 
 
 def memory_bytes(
@@ -231,13 +230,15 @@ def memory_bytes(
         return 4 * sum(math.prod(shape) for shape in layout(config, head).values())
     try:
         model = _assembled(checkpoint, config, head, bits)
-    except (ValueError, RuntimeError, TypeError, KeyError, OSError) as error:
-        detail = " ".join(str(error).split())[:200]
-        raise CheckpointError(
-            f"{checkpoint.path.name} does not hold what its config.json says ({detail})."
-        ) from error
+    except _DAMAGE as error:
+        raise _contradicted(checkpoint, error) from error
     model.set_dtype(drafter_dtype())
     return weight_bytes(model)
+
+
+def _contradicted(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
+    detail = " ".join(str(error).split())[:200]
+    return CheckpointError(f"{checkpoint.path.name} does not hold what its config.json says ({detail}).")
 
 
 def _assembled(
