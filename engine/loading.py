@@ -9,10 +9,14 @@ from typing import Any
 import mlx.core as mx
 
 from dspark_tui.engine.drafters.base import Drafter
+from dspark_tui.engine.lane import Lane
+
+_idle: list[Lane] = []
+"""Threads between two loads. What MLX makes for a thread outlives it: a thread for each load would add up."""
 
 
 class Loading:
-    """A drafter that is being loaded on a thread of its own.
+    """A drafter that is being loaded on another thread.
 
     Arrays may cross threads once they are evaluated; lazy ones may not, so everything that the drafter
     holds is evaluated over there.
@@ -23,14 +27,14 @@ class Loading:
         self._load = load
         self._drafter: Drafter | None = None
         self._error: Exception | None = None
-        # A daemon: a disk that hangs must not keep the process alive.
-        self._thread = threading.Thread(target=self._work, name=f"load {name}", daemon=True)
-        self._thread.start()
+        self._done = threading.Event()
+        self._lane = _idle.pop() if _idle else Lane("load")
+        self._lane.put(self._work)
 
     @property
     def ready(self) -> bool:
         """Whether `result` returns at once."""
-        return not self._thread.is_alive()
+        return self._done.is_set()
 
     @property
     def failed(self) -> bool:
@@ -39,7 +43,7 @@ class Loading:
 
     def result(self) -> Drafter:
         """Wait for the drafter. Raises what loading it raised."""
-        self._thread.join()
+        self._done.wait()
         if self._error is not None:
             raise self._error
         assert self._drafter is not None
@@ -52,6 +56,9 @@ class Loading:
             self._drafter = drafter
         except Exception as error:  # told to whoever waits
             self._error = error
+        finally:
+            _idle.append(self._lane)
+            self._done.set()
 
 
 def held_arrays(drafter: Drafter) -> list[mx.array]:

@@ -17,7 +17,7 @@ from dspark_tui.engine.drafters.base import Drafter
 from dspark_tui.engine.drafters.config import HeadConfig, Rope, Yarn
 from dspark_tui.engine.drafters.modules import bind, build
 from dspark_tui.engine.generator import RoundStep, Step, generate
-from dspark_tui.engine.loading import held_arrays
+from dspark_tui.engine.loading import Loading, held_arrays
 from dspark_tui.engine.protocol import DrafterInfo, Sampling, SwitchDrafter
 from dspark_tui.engine.reply import Reply
 from dspark_tui.engine.sampling import Sampler
@@ -116,8 +116,7 @@ def test_what_was_loaded_drafts_from_the_next_round_on() -> None:
     ask(commands, SwitchDrafter(7, "late"))
     rounds(steps, 5)
     gate.open.set()
-    (waiting,) = [thread for thread in threading.enumerate() if thread.name == "load late"]
-    waiting.join(20)
+    session.load("late").result()  # goes on with the load that has begun
     # A plain step that ran ahead is finished first.
     after = [s.stat.source for s in rounds(steps, 3) if isinstance(s, RoundStep) and s.stat]
     assert after[1:] == ["late", "late"]
@@ -217,6 +216,20 @@ def test_asking_twice_loads_once() -> None:
     list(switching.arrive(wait=True))
     assert gate.begun == 1
     assert session.info.name == "slow"
+
+
+def test_loads_one_after_the_other_share_a_thread() -> None:
+    """MLX keeps something for every thread for good."""
+    threads: list[threading.Thread] = []
+
+    def load() -> Drafter:
+        threads.append(threading.current_thread())
+        return oracle("again")
+
+    for _ in range(5):
+        Loading("again", load).result()
+    assert len(set(threads)) == 1
+    assert threads[0] is not threading.current_thread()
 
 
 @pytest.mark.parametrize("folder", [False, True])
