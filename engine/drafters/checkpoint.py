@@ -246,6 +246,9 @@ def _assembled(
 ) -> DrafterModel:
     """The modules with the stored weights, quantised as asked for. Lazy."""
     model = build(config, head)
+    # Its first parameters are drawn, lazily, and never looked at: without this MLX's random state would grow
+    # with every drafter that is loaded.
+    mx.eval(mx.random.uniform())
     weights = _read_weights(checkpoint, layout(config, head))
     if checkpoint.quantization is not None:
         _as_stored(model, checkpoint.quantization, weights)

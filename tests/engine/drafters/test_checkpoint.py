@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import shutil
 import struct
@@ -511,3 +512,20 @@ def test_code_in_the_folder_is_never_run(folder: Path) -> None:
     (folder / "dflash.py").write_text("raise SystemExit('this must not run')")
     load(folder)
     shutil.rmtree(folder)
+
+
+def test_loading_leaves_nothing_behind_in_the_random_state(folder: Path) -> None:
+    """Modules draw their first parameters; a state that nobody asks for a number keeps all those draws."""
+
+    def waiting() -> int:
+        graph = io.StringIO()
+        mx.export_to_dot(graph, mx.random.uniform())
+        return len(graph.getvalue())
+
+    write_drafter(folder, "dflash")
+    load(folder)
+    before = waiting()
+    mx.eval(mx.random.uniform())
+    for _ in range(5):
+        load(folder)
+    assert waiting() <= before + 100
