@@ -103,6 +103,8 @@ class MlxBackend:
             raise _sentence(error) from error
         session, self._load_seconds = self._loaded(), time.perf_counter() - begun
         notes = [BLAS.note] if BLAS.note and on_cpu() else []
+        if why := session.target.cannot_roll_back():
+            notes.append(f"{session.target.info.name} answers without drafts: {why}.")
         emit(
             Loaded(
                 command.id,

@@ -187,6 +187,18 @@ def test_code_of_a_model_that_fails_in_its_own_way(
     assert engine.chat("hello", max_tokens=3).model == "target"
 
 
+def test_a_target_that_cannot_take_tokens_back_says_so_and_answers(
+    engine: Engine, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = engine.chat("hello", max_tokens=9) if engine.load(models / "target") else None
+    monkeypatch.setattr(loader, "probe", lambda target: target.distrust("its cache forgets"))
+    said = engine.load(models / "target", None)
+    assert said.drafter.name == "none"
+    assert "target answers without drafts: its cache forgets." in said.notes
+    assert plain is not None
+    assert engine.chat("hello", max_tokens=9).token_ids == plain.token_ids
+
+
 def test_weights_that_are_no_numbers(engine: Engine, tmp_path: Path) -> None:
     tiny_llama(tmp_path / "odd")
     weights = tmp_path / "odd" / "model.safetensors"
