@@ -86,10 +86,12 @@ def peer(target: str) -> Answer:
             generate = dspark_generate if method == "dspark" else dflash_generate
             options |= {"max_draft_tokens": None, "lookup_drafts": False}
             result = generate(model, tokenizer, drafter(arm, method), **options)
+        # Its last block may go beyond the limit; here the block is cut there.
+        ids = list(result.token_ids)[:tokens]
         return {
-            "ids": list(result.token_ids),
+            "ids": ids,
             "rounds": result.num_rounds,
-            "rate": (result.num_tokens - 1) / result.decode_seconds,
+            "rate": (len(ids) - 1) / result.decode_seconds,
         }
 
     return answer

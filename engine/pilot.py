@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Literal
 
 from dspark_tui.engine.costs import CostCurve, DraftCost
@@ -34,13 +34,16 @@ _EXPLORE_EVERY = 16
 """Rounds between two that draft the whole block, so that later positions are not forgotten, or a block whose
 cost is not known yet."""
 
+_BENEFIT = 0.7
+"""Standard errors of its measured speed that a drafter is given before it is parked."""
+
 _LEAST_WAIT, _MOST_WAIT = 8, 512
 """Tokens between two probes."""
 
 _CLOSE, _LOOK_BACK = 1.3, 32
 """Below this multiple of the plain speed, one in so many rounds is plain: to know what a plain step costs."""
 
-_NEWEST, _OUTLIER = 16, 3.0
+_NEWEST, _OUTLIER = 24, 3.0
 """Rounds that a drafter's speed is taken from; one that took so many times the median is left out: kernels
 were compiled, or something else had the processor."""
 
@@ -80,6 +83,12 @@ class Arm:
         kept = [(tokens, seconds) for tokens, seconds in self.newest if seconds <= _OUTLIER * usual]
         spent = sum(seconds for _, seconds in kept)
         return sum(tokens for tokens, _ in kept) / spent if spent > 0 else None
+
+    @property
+    def doubt(self) -> float:
+        """Relative standard error of the tokens that its newest rounds committed."""
+        tokens = [tokens for tokens, _ in self.newest]
+        return stdev(tokens) / len(tokens) ** 0.5 / mean(tokens) if len(tokens) > 1 else 0.0
 
     def learn(self, committed: int, seconds: float) -> None:
         """Take in one of its rounds."""
@@ -249,7 +258,9 @@ class Pilot:
             return False
         _, speed = self._plan(arm, arm.drafter.drafts, depth)
         share = speed * self.costs.seconds(1, depth)
-        if self.state == "active" and share < _PARK_BELOW:
+        # A few rounds that were less lucky than others do not park it.
+        doubt = arm.doubt if arm.rounds >= _SURE else 0.0
+        if self.state == "active" and share * (1 + _BENEFIT * doubt) < _PARK_BELOW:
             self.state = "parked"
             self.reason = f"drafting gives about {share:.2f} of the plain speed here; tried now and then"
             return True
