@@ -22,7 +22,8 @@ from dspark_tui.engine.drafters.lookup import LONG, SHORT, Lookup
 State = Literal["active", "parked"]
 
 PROBING = 0.02
-"""Part of the time that probes may cost."""
+"""Part of the time that probes aim to cost. After the first losses they come sooner, since kernels that were
+compiled say nothing, and none waits longer than `_MOST_WAIT`."""
 
 _PARK_BELOW, _RETURN_ABOVE = 0.97, 1.03
 """Of the plain speed: two figures, so that noise does not flip the state."""
